@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from element_types import FLOATS, NUMBERS
+from every_collective import ARGUMENTS
 
 import keras_hvd
 from keras_hvd import Adasum, Average, Max, Min, Product, Sum
 
 SEED = 20261121
-KINDS = (
-    *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather"),
-    *("reducescatter", "grouped_reducescatter", "alltoall", "broadcast", "barrier"),
-)
+KINDS = tuple(ARGUMENTS)
 # One worker for each collective that a step may have.
 MOST = 5
 # A join costs all ranks a meeting, and some ranks some steps of zeros.

@@ -1,5 +1,6 @@
 """Process sets: who is in them, and collectives of some ranks only."""
 
+import functools
 import itertools
 import random
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from every_collective import ARGUMENTS, call
 
 import keras_hvd
 from keras_hvd import Adasum, Max, Sum
@@ -257,25 +259,18 @@ def test_a_branch_for_members(run, even_and_odd, rank):
 
 def test_a_rank_outside_gets_an_error_at_once(add, rank, size):
     first = add([0])
-    calls = {
-        "allreduce": lambda: keras_hvd.allreduce(1.0, process_set=first),
-        "allgather": lambda: keras_hvd.allgather([1.0], process_set=first),
-        "broadcast": lambda: keras_hvd.broadcast(1.0, 0, process_set=first),
-        "barrier": lambda: keras_hvd.barrier(first),
-        "grouped": lambda: keras_hvd.grouped_allreduce([1.0], process_set=first),
-        "reducescatter": lambda: keras_hvd.reducescatter([1.0], process_set=first),
-        "alltoall": lambda: keras_hvd.alltoall([1.0], [1], process_set=first),
-        "graph": lambda: tf.function(keras_hvd.allreduce)(
-            tf.ones([]), process_set=first
-        ),
-    }
+    calls = [
+        functools.partial(call, function, [1.0], process_set=first)
+        for function in ARGUMENTS
+    ]
+    calls += [tf.function(each) for each in calls]
     outside = f"rank {rank} is not in process set {first.process_set_id} \\(rank 0\\)"
-    for call in calls.values():
+    for collective in calls:
         if rank == 0:
-            call()
+            collective()
             continue
         with pytest.raises(tf.errors.InvalidArgumentError, match=outside):
-            call()
+            collective()
     if rank > 0:
         with pytest.raises(keras_hvd.MismatchError, match=outside):
             keras_hvd.allgather_object(1, process_set=first)
@@ -409,12 +404,12 @@ def test_places_as_ops(run, even_and_odd, rank, size):
 
 
 def test_places_of_no_set():
-    for call in (keras_hvd.size_op, keras_hvd.process_set_included_op):
+    for value_of in (keras_hvd.size_op, keras_hvd.process_set_included_op):
         with pytest.raises(tf.errors.FailedPreconditionError, match="process set 999"):
-            call(999)
+            value_of(999)
         for wrong in (keras_hvd.global_process_set, 0.5, "0"):
-            with pytest.raises(TypeError, match=f"{call.__name__}: process_set_id"):
-                call(wrong)
+            with pytest.raises(TypeError, match=f"{value_of.__name__}: process_set_id"):
+                value_of(wrong)
 
 
 def test_overlapping_sets_in_another_order_on_each_rank(add, rank, size):

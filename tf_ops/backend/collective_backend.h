@@ -2,8 +2,7 @@
 //
 // Only the driving thread uses this. Functions that return a bool return false if the
 // job has failed meanwhile or this rank stops waiting.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
-#define KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -51,5 +50,3 @@ class CollectiveBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_

@@ -1,7 +1,6 @@
-// Collectives of ranks on several hosts: shared memory inside each, connections between
-// them; see collectives/hosts_communicator.h.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_
-#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_
+// Collectives in host memory: shared memory inside of a host, connections between
+// hosts; see collectives/hosts_communicator.h.
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -14,7 +13,8 @@ namespace keras_hvd {
 
 class HostsBackend final : public CollectiveBackend {
  public:
-  // `segment` is this host's. `links` has one to each rank on another host.
+  // `segment` is this host's. `links` has one to each rank on another host; none are
+  // needed if there is no other host.
   HostsBackend(const Topology& topology, std::shared_ptr<Segment> segment,
                std::shared_ptr<JobState> job, DataLinks links, Waiter* waiter);
 
@@ -40,5 +40,3 @@ class HostsBackend final : public CollectiveBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_

@@ -1,7 +1,6 @@
 // For tests of backends across hosts: ranks as threads, with a segment for each host
 // and pairs of sockets, or an MPI, between every two ranks of different hosts.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
-#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -18,9 +17,9 @@
 
 #include "tf_ops/backend/hosts_backend.h"
 #include "tf_ops/collectives/testing.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/mpi_data_link.h"
 #include "tf_ops/transport/mpi_testing.h"
-#include "tf_ops/transport/shared_job_state.h"
 #include "tf_ops/transport/socket_data_link.h"
 
 namespace keras_hvd {
@@ -92,7 +91,7 @@ class HostsJob {
       links_.emplace_back(of_rank.begin(), of_rank.end());
     }
     for (int rank = 0; rank < size_; ++rank) {
-      jobs_.push_back(std::make_shared<SharedJobState>(job_segment_, rank));
+      jobs_.push_back(std::make_shared<JobState>(job_segment_, rank));
       waiters_.push_back(std::make_unique<JobWaiter>(jobs_.back()));
       backends_.push_back(std::make_unique<HostsBackend>(
           Topology(rank, hosts), segments_[topology_.host_of(rank)], jobs_.back(),
@@ -173,7 +172,7 @@ class HostsJob {
   MpiStandIn mpi_;
   std::shared_ptr<Segment> job_segment_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by host
-  std::vector<std::shared_ptr<SharedJobState>> jobs_;
+  std::vector<std::shared_ptr<JobState>> jobs_;
   std::vector<std::unique_ptr<JobWaiter>> waiters_;
   std::vector<std::unique_ptr<HostsBackend>> backends_;
   std::vector<std::vector<std::weak_ptr<DataLink>>> links_;  // which the backends own
@@ -181,5 +180,3 @@ class HostsJob {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <type_traits>
-#include <utility>
 
 #include "tf_ops/collectives/adasum.h"
 #include "tf_ops/collectives/allgather.h"
@@ -131,8 +130,10 @@ bool RunReducescatter(const Operation& operation, Group* communicator) {
   return Reducescatter(reducescatter, communicator);
 }
 
+}  // namespace
+
 template <typename Group>
-bool RunAmong(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
+bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
               Group* communicator) {
   switch (batch.front()->description->kind) {
     case Kind::kAllreduce:
@@ -155,16 +156,9 @@ bool RunAmong(const Batch& batch, const Tuning& tuning, const std::vector<int>& 
   return false;
 }
 
-}  // namespace
-
-bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
-              Communicator* communicator) {
-  return RunAmong(batch, tuning, members, communicator);
-}
-
-bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
-              HostsCommunicator* hosts) {
-  return RunAmong(batch, tuning, members, hosts);
-}
+template bool RunBatch(const Batch&, const Tuning&, const std::vector<int>&,
+                       Communicator*);
+template bool RunBatch(const Batch&, const Tuning&, const std::vector<int>&,
+                       HostsCommunicator*);
 
 }  // namespace keras_hvd

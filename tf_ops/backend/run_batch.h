@@ -1,6 +1,5 @@
 // Runs the collective of a batch's kind with what the requests say.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_
-#define KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_
+#pragma once
 
 #include <vector>
 
@@ -12,11 +11,8 @@ namespace keras_hvd {
 
 // For a collective of `members` that has begun. Returns false if the job failed
 // meanwhile.
+template <typename Group>  // a Communicator, or a HostsCommunicator
 bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
-              Communicator* communicator);
-bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
-              HostsCommunicator* hosts);
+              Group* communicator);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_

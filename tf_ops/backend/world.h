@@ -1,16 +1,18 @@
 // What connects a rank to the others of its job.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_WORLD_H_
-#define KERAS_HVD_TF_OPS_BACKEND_WORLD_H_
+#pragma once
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "tf_ops/backend/collective_backend.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/data_link.h"
-#include "tf_ops/transport/job_state.h"
+#include "tf_ops/transport/hosts_job_state.h"
 #include "tf_ops/transport/link_watch.h"
+#include "tf_ops/transport/links.h"
+#include "tf_ops/transport/mpi.h"
 #include "tf_ops/transport/segment.h"
 #include "tf_ops/transport/topology.h"
 
@@ -31,7 +33,15 @@ struct World {
 
 // The world of ranks that share a segment.
 World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank);
+// The world of a rank whose job is on several hosts.
+//
+// `segment` is shared by the ranks of this host. `names` are those of all ranks. Takes
+// over the sockets of `links`, which are those that LinksNeeded lists. `host_timeout`:
+// after how long without an answer a host counts as gone. With `mpi`, which is then
+// this rank's, tensors travel by it, and there are no links for them.
+World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
+                 std::vector<RankName> names, const std::vector<Link>& links,
+                 std::chrono::seconds host_timeout = kHostTimeout,
+                 std::shared_ptr<Mpi> mpi = nullptr);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_WORLD_H_

@@ -185,8 +185,10 @@ bool CombineLevel(int distance, Group* communicator, std::vector<Slice>* slices)
   return true;
 }
 
+}  // namespace
+
 template <typename Group>
-bool AdasumAmong(const AdasumOptions& options, Group* communicator) {
+bool Adasum(const AdasumOptions& options, Group* communicator) {
   const StandardFloatingPoint floating_point;
   const int members = communicator->count();
   const int self = communicator->index();
@@ -222,14 +224,7 @@ bool AdasumAmong(const AdasumOptions& options, Group* communicator) {
   return communicator->NextRound() && Gather(parts, own, communicator, outputs);
 }
 
-}  // namespace
-
-bool Adasum(const AdasumOptions& options, Communicator* communicator) {
-  return AdasumAmong(options, communicator);
-}
-
-bool Adasum(const AdasumOptions& options, HostsCommunicator* hosts) {
-  return AdasumAmong(options, hosts);
-}
+template bool Adasum(const AdasumOptions&, Communicator*);
+template bool Adasum(const AdasumOptions&, HostsCommunicator*);
 
 }  // namespace keras_hvd

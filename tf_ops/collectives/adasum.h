@@ -7,8 +7,7 @@
 //
 // which is their sum if they are orthogonal and their average if they are equal. More
 // vectors are combined in a tree: members 0 and 1, 2 and 3; then these two; and so on.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_
+#pragma once
 
 #include <vector>
 
@@ -34,9 +33,7 @@ inline bool CanAdasum(int members) {
 // All members get the same bits, whatever else is combined with a tensor. 8- and 16-bit
 // floats are computed in float32 and rounded once at the end; products and their sums
 // are computed in double. Returns false if the job failed meanwhile.
-bool Adasum(const AdasumOptions& options, Communicator* communicator);
-bool Adasum(const AdasumOptions& options, HostsCommunicator* hosts);
+template <typename Group>  // a Communicator, or a HostsCommunicator
+bool Adasum(const AdasumOptions& options, Group* communicator);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_

@@ -2,7 +2,6 @@
 #include "tf_ops/collectives/adasum.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/collectives/testing.h"

@@ -8,10 +8,9 @@
 #include "tf_ops/collectives/parts.h"
 
 namespace keras_hvd {
-namespace {
 
 template <typename Group>
-bool AllgatherAmong(const AllgatherOptions& options, Group* communicator) {
+bool Allgather(const AllgatherOptions& options, Group* communicator) {
   // The members' first dimensions travel in separate rounds, because results cannot be
   // allocated before they are known.
   std::vector<int64_t> own_rows;
@@ -38,14 +37,7 @@ bool AllgatherAmong(const AllgatherOptions& options, Group* communicator) {
   return Gather(Parts(std::move(starts)), inputs, communicator, results);
 }
 
-}  // namespace
-
-bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
-  return AllgatherAmong(options, communicator);
-}
-
-bool Allgather(const AllgatherOptions& options, HostsCommunicator* hosts) {
-  return AllgatherAmong(options, hosts);
-}
+template bool Allgather(const AllgatherOptions&, Communicator*);
+template bool Allgather(const AllgatherOptions&, HostsCommunicator*);
 
 }  // namespace keras_hvd

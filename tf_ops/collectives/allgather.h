@@ -1,6 +1,5 @@
 // Allgather: every member gets all members' tensors, one after another.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -26,9 +25,7 @@ struct AllgatherOptions {
 
 // Returns false if the job failed meanwhile. A member without memory for a result still
 // takes part, so the others get theirs.
-bool Allgather(const AllgatherOptions& options, Communicator* communicator);
-bool Allgather(const AllgatherOptions& options, HostsCommunicator* hosts);
+template <typename Group>  // a Communicator, or a HostsCommunicator
+bool Allgather(const AllgatherOptions& options, Group* communicator);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_

@@ -1,6 +1,5 @@
 // Short lists of numbers that every member gives to all others.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -60,5 +59,3 @@ bool AllgatherValues(const std::vector<T>& own, HostsCommunicator* hosts,
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_

@@ -14,7 +14,6 @@
 #include <algorithm>
 
 #include "tf_ops/collectives/allreduce_line.h"
-#include "tf_ops/collectives/copy.h"
 
 namespace keras_hvd {
 namespace {

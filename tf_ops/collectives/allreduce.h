@@ -1,6 +1,5 @@
 // Allreduce: every member gets the reduction of all members' tensors.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_H_
+#pragma once
 
 #include <vector>
 
@@ -58,5 +57,3 @@ bool Allreduce(const AllreduceOptions& options, Communicator* communicator);
 bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_H_

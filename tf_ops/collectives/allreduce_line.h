@@ -1,6 +1,5 @@
 // The tensors of an allreduce as one line of bytes, and its windows.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_LINE_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_LINE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -67,5 +66,3 @@ struct Window {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_LINE_H_

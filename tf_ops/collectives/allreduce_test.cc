@@ -1,8 +1,6 @@
 // Allreduce over ranks, sizes, types and groups.
 #include "tf_ops/collectives/allreduce.h"
 
-#include <cstring>
-
 #include "tf_ops/collectives/testing.h"
 
 namespace keras_hvd {

@@ -98,8 +98,10 @@ bool MakeAll(const Trades& trades, const std::vector<std::vector<int64_t>>& spli
          hosts->AwaitReceived() && hosts->AwaitSent();
 }
 
+}  // namespace
+
 template <typename Group>
-bool AlltoallAmong(const AlltoallOptions& options, Group* communicator) {
+bool Alltoall(const AlltoallOptions& options, Group* communicator) {
   const int members = communicator->count();
   const int self = communicator->index();
   std::vector<std::vector<int64_t>> splits;
@@ -124,14 +126,7 @@ bool AlltoallAmong(const AlltoallOptions& options, Group* communicator) {
   return MakeAll(trades, splits, options.row_bytes, communicator);
 }
 
-}  // namespace
-
-bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
-  return AlltoallAmong(options, communicator);
-}
-
-bool Alltoall(const AlltoallOptions& options, HostsCommunicator* hosts) {
-  return AlltoallAmong(options, hosts);
-}
+template bool Alltoall(const AlltoallOptions&, Communicator*);
+template bool Alltoall(const AlltoallOptions&, HostsCommunicator*);
 
 }  // namespace keras_hvd

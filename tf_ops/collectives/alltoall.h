@@ -1,6 +1,5 @@
 // Alltoall: every member gets some rows of each member's tensor.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -22,9 +21,7 @@ struct AlltoallOptions {
 
 // Returns false if the job failed meanwhile. A member without memory for the result
 // still takes part, so the others get theirs.
-bool Alltoall(const AlltoallOptions& options, Communicator* communicator);
-bool Alltoall(const AlltoallOptions& options, HostsCommunicator* hosts);
+template <typename Group>  // a Communicator, or a HostsCommunicator
+bool Alltoall(const AlltoallOptions& options, Group* communicator);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_

@@ -1,6 +1,5 @@
 // Barrier: no member leaves before all have entered.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
+#pragma once
 
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/hosts_communicator.h"
@@ -12,5 +11,3 @@ bool Barrier(Communicator* communicator);
 bool Barrier(HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_

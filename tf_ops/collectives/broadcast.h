@@ -1,6 +1,5 @@
 // Broadcast: every member gets the root's tensor.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_
+#pragma once
 
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/hosts_communicator.h"
@@ -19,5 +18,3 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator);
 bool Broadcast(const BroadcastOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_

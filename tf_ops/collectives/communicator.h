@@ -3,8 +3,7 @@
 // A collective runs in rounds. In each round, a rank writes into its own exchange
 // memory, publishes the round's number, and reads what the others have published.
 // Numbers only grow, across all collectives, so no word is ever reset.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -113,5 +112,3 @@ class Communicator {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_

@@ -3,8 +3,7 @@
 // An ordinary store first reads the cache line that it changes; a streaming store
 // bypasses the caches. Which is faster depends on the machine, the cores and the amount
 // copied; see store_choice.h.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_COPY_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_COPY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ void CopyOrdinary(char* to, const char* from, int64_t bytes);
 void CopyStreaming(char* to, const char* from, int64_t bytes);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_COPY_H_

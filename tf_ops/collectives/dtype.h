@@ -1,6 +1,5 @@
 // Element types and reductions. The values are those of the C API.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_DTYPE_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_DTYPE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -70,5 +69,3 @@ inline const char* Name(ReduceOp op) { return kReduceOpNames[static_cast<int>(op
 inline int64_t Bytes(DataType dtype) { return kDataTypeBytes[static_cast<int>(dtype)]; }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_DTYPE_H_

@@ -12,8 +12,7 @@
 // Operations in MPICH" (2005), for powers of two, and R. Rabenseifner, J. L. Träff,
 // "More Efficient Reduction Algorithms for Non-Power-of-Two Number of Processors in
 // Message-Passing Parallel Systems" (2004), for binary blocks.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HALVING_DOUBLING_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HALVING_DOUBLING_H_
+#pragma once
 
 #include <vector>
 
@@ -42,5 +41,3 @@ int HalvingParts(int hosts);
 std::vector<ExchangeStep> HalvingSteps(int host, int hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HALVING_DOUBLING_H_

@@ -3,8 +3,6 @@
 
 #include <cstring>
 
-#include "tf_ops/collectives/allgather_values.h"
-
 namespace keras_hvd {
 namespace {
 
@@ -31,18 +29,6 @@ uint64_t Hash(const void* data, int64_t bytes) {
     hash = Mix(hash, word);
   }
   return hash == kNoResult ? 1 : hash;
-}
-
-bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
-                     std::vector<std::vector<uint64_t>>* hashes) {
-  return communicator->Regroup() && communicator->NextRound() &&
-         AllgatherValues(own, communicator, hashes);
-}
-
-bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
-                     std::vector<std::vector<uint64_t>>* hashes) {
-  return hosts->local().Regroup() && hosts->NextRound() &&
-         AllgatherValues(own, hosts, hashes);
 }
 
 }  // namespace keras_hvd

@@ -1,13 +1,11 @@
 // Hashes of the members' results, for the consistency mode, which checks that a result
 // is the same on all of them.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "tf_ops/collectives/communicator.h"
-#include "tf_ops/collectives/hosts_communicator.h"
+#include "tf_ops/collectives/allgather_values.h"
 
 namespace keras_hvd {
 
@@ -21,11 +19,11 @@ uint64_t Hash(const void* data, int64_t bytes);
 // Gives every member all members' hashes. `own` has the same length on every member,
 // and `hashes[member]` has that length and order. Call it between the end of a
 // collective and Communicator::End. Returns false if the job failed meanwhile.
-bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
-                     std::vector<std::vector<uint64_t>>* hashes);
-bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
-                     std::vector<std::vector<uint64_t>>* hashes);
+template <typename Group>  // a Communicator, or a HostsCommunicator
+bool AllgatherHashes(const std::vector<uint64_t>& own, Group* communicator,
+                     std::vector<std::vector<uint64_t>>* hashes) {
+  return communicator->Regroup() && communicator->NextRound() &&
+         AllgatherValues(own, communicator, hashes);
+}
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_

@@ -1,7 +1,6 @@
 // Hashes tell results apart, and come to all members whatever ran before them.
 #include "tf_ops/collectives/hashes.h"
 
-#include <algorithm>
 #include <set>
 
 #include "tf_ops/collectives/broadcast.h"

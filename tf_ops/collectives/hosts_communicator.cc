@@ -32,7 +32,8 @@ HostsCommunicator::HostsCommunicator(const Topology& topology,
       job_(std::move(job)),
       links_(std::move(links)),
       waiter_(waiter),
-      local_(std::move(segment), topology, this) {}
+      // Where there are no connections, nothing has to move while a rank waits.
+      local_(std::move(segment), topology, topology.hosts() > 1 ? this : waiter) {}
 
 bool HostsCommunicator::Begin(const std::vector<int>& members, uint64_t sequence) {
   if (members != members_) Divide(members);

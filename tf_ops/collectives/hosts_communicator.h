@@ -3,11 +3,9 @@
 // Ranks of one host meet in shared memory, as in any collective; those of different
 // hosts have a connection for every two of them. Nothing that travels says what it is:
 // all members run the same collectives in the same order.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_COMMUNICATOR_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -41,6 +39,7 @@ class HostsCommunicator : private Waiter {
   Communicator& local() { return local_; }
   const Communicator& local() const { return local_; }
   bool NextRound() { return local_.NextRound(); }
+  bool Regroup() { return local_.Regroup(); }
 
   // ---- The hosts of the members, from 0 in the order of their numbers
 
@@ -153,5 +152,3 @@ class HostsCommunicator : private Waiter {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_COMMUNICATOR_H_

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/socket_data_link.h"
 
 namespace keras_hvd {
@@ -59,7 +59,7 @@ class HostsCommunicatorTest : public testing::Test {
     EXPECT_TRUE(Segment::CreateLocal(2, 0, &job_segment).ok());
     EXPECT_TRUE(Segment::CreateLocal(1, 8 << 10, &segment).ok());
     hosts_ = std::make_unique<HostsCommunicator>(
-        Topology(0, {0, 1}), segment, std::make_shared<SharedJobState>(job_segment, 0),
+        Topology(0, {0, 1}), segment, std::make_shared<JobState>(job_segment, 0),
         DataLinks{nullptr, link}, waiter_.get());
     EXPECT_TRUE(hosts_->Begin({0, 1}, 1));
   }
@@ -162,7 +162,7 @@ TEST(HostsCommunicatorOfThreeTest, AnEndIsNoticedWhereAnotherHostIsAwaited) {
   std::shared_ptr<Segment> job_segment, segment;
   ASSERT_TRUE(Segment::CreateLocal(3, 0, &job_segment).ok());
   ASSERT_TRUE(Segment::CreateLocal(1, 8 << 10, &segment).ok());
-  const auto job = std::make_shared<SharedJobState>(job_segment, 0);
+  const auto job = std::make_shared<JobState>(job_segment, 0);
   PatientWaiter waiter;
   HostsCommunicator hosts(Topology(0, {0, 1, 2}), segment, job,
                           DataLinks{nullptr, to_near, to_far}, &waiter);

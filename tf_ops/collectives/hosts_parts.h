@@ -1,6 +1,5 @@
 // How parts of tensors travel among members on several hosts; see parts.h.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_PARTS_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_PARTS_H_
+#pragma once
 
 #include <vector>
 
@@ -18,5 +17,3 @@ bool Gather(const Parts& parts, const std::vector<const void*>& own,
             HostsCommunicator* hosts, const std::vector<void*>& tensors);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_PARTS_H_

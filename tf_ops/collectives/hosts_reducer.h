@@ -3,8 +3,7 @@
 // A window of the line of tensors has one slice for each lane. The members of a host
 // copy the slices into their exchange memories; each lane reduces its slice there, and
 // publishes it again when the lanes of all hosts have made the result.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_REDUCER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_REDUCER_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -185,5 +184,3 @@ class HostsReducer {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_REDUCER_H_

@@ -3,8 +3,7 @@
 // The attempt itself may wait for the other members outside the collectives here. A
 // member that fails says so at once, and the others then leave that wait. Each member
 // finally waits until all have reported their outcome.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -70,5 +69,3 @@ class HostsAttempt final : public JointAttempt {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_

@@ -2,8 +2,7 @@
 //
 // All of this is inlined into loops that are compiled for several instruction sets. It
 // has no branches, so the compiler turns the loops into vector code.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -167,23 +166,8 @@ KHVD_INLINE void Narrow(A value, T* to) {
 // definition.
 template <typename T>
 struct Accumulator {
-  using Type = T;
-};
-template <>
-struct Accumulator<Float16> {
-  using Type = float;
-};
-template <>
-struct Accumulator<Bfloat16> {
-  using Type = float;
-};
-template <>
-struct Accumulator<Float8E5m2> {
-  using Type = float;
-};
-template <>
-struct Accumulator<Float8E4m3fn> {
-  using Type = float;
+  // The narrow floats are the only types that are no numbers of the language.
+  using Type = std::conditional_t<std::is_class_v<T>, float, T>;
 };
 
 template <typename A>
@@ -219,5 +203,3 @@ struct Larger {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_

@@ -1,8 +1,6 @@
 // For tests: the elements of tensors as numbers, whatever their type.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_NUMBERS_TESTING_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_NUMBERS_TESTING_H_
+#pragma once
 
-#include <cmath>
 #include <complex>
 #include <cstdint>
 #include <cstring>
@@ -124,5 +122,3 @@ inline double Tolerance(DataType dtype) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_NUMBERS_TESTING_H_

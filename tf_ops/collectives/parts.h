@@ -3,8 +3,7 @@
 //
 // A member's parts of all tensors form one line of bytes, so many small tensors travel
 // like one large one.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_PARTS_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_PARTS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -99,5 +98,3 @@ void PlaceOwnParts(const std::vector<Parts::Part>& parts,
                    const std::vector<void*>& tensors);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_PARTS_H_

@@ -1,6 +1,5 @@
 // Reports what a rank does within a collective to whoever records it.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_PHASE_RECORDER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_PHASE_RECORDER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -25,5 +24,3 @@ class PhaseRecorder {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_PHASE_RECORDER_H_

@@ -5,8 +5,7 @@
 // several times. The functions have target attributes; compiler flags would let such
 // instructions slip into code that every processor runs. processor_x86_64.cc and
 // processor_aarch64.cc define these functions; only one of the two is built.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_PROCESSOR_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_PROCESSOR_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -59,5 +58,3 @@ class StandardFloatingPoint {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_PROCESSOR_H_

@@ -1,6 +1,5 @@
 // Reduces the same elements of all ranks to one result.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -48,5 +47,3 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
 bool Supports(const Reduction& reduction, DataType dtype);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_H_

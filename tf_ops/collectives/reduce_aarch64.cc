@@ -41,20 +41,18 @@ KHVD_INLINE void NarrowToHalves(const float* from, int64_t n, Float16* to) {
 }  // namespace keras_hvd
 
 #define KHVD_CONVERTS_HALVES
-#define KHVD_VECTOR StreamedVector
-#define KHVD_STREAM StreamVector
 
 #define KHVD_NAMESPACE baseline
 #define KHVD_TARGET
+#define KHVD_VECTOR StreamedVector
+#define KHVD_STREAM StreamVector
 #include "tf_ops/collectives/reduce_loops.h"
-#undef KHVD_NAMESPACE
-#undef KHVD_TARGET
 
 #define KHVD_NAMESPACE sve
 #define KHVD_TARGET __attribute__((target("+sve")))
+#define KHVD_VECTOR StreamedVector
+#define KHVD_STREAM StreamVector
 #include "tf_ops/collectives/reduce_loops.h"
-#undef KHVD_NAMESPACE
-#undef KHVD_TARGET
 
 namespace keras_hvd {
 

@@ -1,7 +1,6 @@
 // What Reduce() and ReduceToBoth() pass to the loops. Each architecture compiles the
 // loops in its own file, reduce_x86_64.cc or reduce_aarch64.cc.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_JOB_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_JOB_H_
+#pragma once
 
 #include <cstdint>
 
@@ -46,5 +45,3 @@ void RunTwofoldLoops(InstructionSet instructions, DataType dtype,
                      const TwofoldJob& twofold);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_JOB_H_

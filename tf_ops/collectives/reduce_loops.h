@@ -1,7 +1,8 @@
 // The loops of a reduction. reduce_*.cc includes this file once per instruction set,
 // with KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (what a streaming store writes) and
-// KHVD_STREAM (that store) defined; hence no include guard. KHVD_CONVERTS_HALVES means
-// that WidenHalves and NarrowToHalves exist, written with conversion instructions.
+// KHVD_STREAM (that store) defined, which it takes back; hence no include guard.
+// KHVD_CONVERTS_HALVES means that WidenHalves and NarrowToHalves exist, written with
+// conversion instructions.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -17,24 +18,18 @@ constexpr int64_t kBlock = 1024;
 // converted into a separate block. The block is used where the processor has
 // instructions for the conversion, and where the conversion takes so many that they
 // would crowd the loops.
+#ifdef KHVD_CONVERTS_HALVES
+constexpr bool kConvertsHalves = true;
+#else
+constexpr bool kConvertsHalves = false;
+#endif
 template <typename T>
 struct Converted {
-  using Type = T;
+  static constexpr bool kIsBlock = std::is_same_v<T, Float8E5m2> ||
+                                   std::is_same_v<T, Float8E4m3fn> ||
+                                   (kConvertsHalves && std::is_same_v<T, Float16>);
+  using Type = std::conditional_t<kIsBlock, float, T>;
 };
-template <>
-struct Converted<Float8E5m2> {
-  using Type = float;
-};
-template <>
-struct Converted<Float8E4m3fn> {
-  using Type = float;
-};
-#ifdef KHVD_CONVERTS_HALVES
-template <>
-struct Converted<Float16> {
-  using Type = float;
-};
-#endif
 
 template <typename T>
 KHVD_INLINE const T* Convert(const T* from, int64_t, T*) {
@@ -313,3 +308,8 @@ inline void AddToBoth(DataType dtype, const TwofoldJob& twofold) {
 }  // namespace KHVD_NAMESPACE
 }  // namespace
 }  // namespace keras_hvd
+
+#undef KHVD_NAMESPACE
+#undef KHVD_TARGET
+#undef KHVD_VECTOR
+#undef KHVD_STREAM

@@ -9,10 +9,6 @@
 #define KHVD_VECTOR __m128i
 #define KHVD_STREAM _mm_stream_si128
 #include "tf_ops/collectives/reduce_loops.h"
-#undef KHVD_NAMESPACE
-#undef KHVD_TARGET
-#undef KHVD_VECTOR
-#undef KHVD_STREAM
 
 namespace keras_hvd {
 namespace {
@@ -48,10 +44,6 @@ KHVD_F16C void NarrowToHalves(const float* from, int64_t n, Float16* to) {
 #define KHVD_VECTOR __m256i
 #define KHVD_STREAM _mm256_stream_si256
 #include "tf_ops/collectives/reduce_loops.h"
-#undef KHVD_NAMESPACE
-#undef KHVD_TARGET
-#undef KHVD_VECTOR
-#undef KHVD_STREAM
 
 #define KHVD_NAMESPACE avx512
 #define KHVD_TARGET                                                        \
@@ -61,10 +53,6 @@ KHVD_F16C void NarrowToHalves(const float* from, int64_t n, Float16* to) {
 #define KHVD_VECTOR __m512i
 #define KHVD_STREAM _mm512_stream_si512
 #include "tf_ops/collectives/reduce_loops.h"
-#undef KHVD_NAMESPACE
-#undef KHVD_TARGET
-#undef KHVD_VECTOR
-#undef KHVD_STREAM
 
 namespace keras_hvd {
 

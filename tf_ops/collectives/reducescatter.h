@@ -1,6 +1,5 @@
 // Reducescatter: every member gets some rows of the reduction of all members' tensors.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_REDUCESCATTER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_REDUCESCATTER_H_
+#pragma once
 
 #include <vector>
 
@@ -31,5 +30,3 @@ bool Reducescatter(const ReducescatterOptions& options, Communicator* communicat
 bool Reducescatter(const ReducescatterOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_REDUCESCATTER_H_

@@ -7,8 +7,7 @@
 // of two below their number, and the sum of the others, each made in the same way. So
 // it does not matter where sums of some hosts are made, and how large what travels is.
 // If each host has only one member, there is only the second stage.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -73,5 +72,3 @@ void ReduceInStages(const Reduction& whole, DataType dtype,
                     const std::vector<int>& hosts, int64_t elements, void* result);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_

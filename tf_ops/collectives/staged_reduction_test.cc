@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "tf_ops/collectives/number.h"
 
 namespace keras_hvd {

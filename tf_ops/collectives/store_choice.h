@@ -9,8 +9,7 @@
 //
 // The first member of a process set on a host chooses for all members there. They read
 // its choice when they begin, without waiting for it: any stores make the same result.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -75,5 +74,3 @@ class StoreChoice {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_

@@ -1,7 +1,6 @@
 // Streaming stores for aarch64. They store pairs of registers, with a hint that the
 // data will not be needed soon.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STREAM_AARCH64_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_STREAM_AARCH64_H_
+#pragma once
 
 #include <arm_neon.h>
 
@@ -20,5 +19,3 @@ KHVD_INLINE void StreamVector(StreamedVector* to, StreamedVector vector) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_STREAM_AARCH64_H_

@@ -1,6 +1,5 @@
 // For tests of collectives: ranks as threads over memory of one process.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_TESTING_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -104,5 +103,3 @@ std::vector<T> SmallNumbers(int64_t count, uint64_t seed) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_TESTING_H_

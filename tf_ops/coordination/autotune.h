@@ -5,8 +5,7 @@
 // value and the best so far take turns, so other changes affect both alike. In the end
 // the best settings compete with the defaults in the same way, for longer. They are
 // kept only if they clearly win: noise alone leaves the defaults.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -138,5 +137,3 @@ class Autotune {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_H_

@@ -9,8 +9,7 @@
 //
 // The state is `search` until there is a result. The best comes first, then each sample
 // in the order in which they were taken: `warmup`, `search` or `final`.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_LOG_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_LOG_H_
+#pragma once
 
 #include <string>
 
@@ -29,5 +28,3 @@ Status ReadAutotuneLog(int ranks, AutotuneOptions* options);
 Status WriteAutotuneLog(const std::string& path, int ranks, const Autotune& autotune);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_LOG_H_

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <limits>
-#include <utility>
 
 namespace keras_hvd {
 namespace {

@@ -5,8 +5,7 @@
 // coordinator decides for all ranks of a job, and every rank carries out exactly its
 // decisions, in their order. If each rank decided by what it had seen, they would come
 // to different orders, and wait for each other for ever.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -218,5 +217,3 @@ class Coordinator {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_H_

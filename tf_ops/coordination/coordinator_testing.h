@@ -1,6 +1,5 @@
 // For tests of the coordinator: what ranks may submit, and what it decides.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_TESTING_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_TESTING_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -96,5 +95,3 @@ inline Description Join() {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_TESTING_H_

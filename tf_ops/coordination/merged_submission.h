@@ -1,6 +1,5 @@
 // A request as leaders and the coordinator see it: of all ranks that submitted it.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_MERGED_SUBMISSION_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_MERGED_SUBMISSION_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -35,5 +34,3 @@ struct SubmissionRun {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_MERGED_SUBMISSION_H_

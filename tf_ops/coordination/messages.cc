@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "tf_ops/operation/inline_tensors.h"
 
@@ -326,12 +325,11 @@ Status DescriptionPool::Decode(std::string_view encoded,
   }
   Fields fields(encoded);
   auto decoded = std::make_shared<Description>(fields.ReadDescription(size_));
-  const Status status = fields.End();
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(fields.End());
   if (pool_.size() >= kMostPooled) pool_.clear();
   pool_.emplace(std::move(key), decoded);
   *description = std::move(decoded);
-  return status;
+  return Status::Ok();
 }
 
 Status SubmissionDecoder::Decode(std::string_view message, Submission* submission) {
@@ -495,12 +493,11 @@ Status MergedDecoder::DecodeRun(std::string_view sequences,
   Fields fields(sequences);
   auto read = std::make_shared<Descriptions>();
   ReadRun(dictionary_, &fields, read.get());
-  const Status status = fields.End();
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(fields.End());
   if (runs_.size() >= kMostRuns) runs_.clear();
   runs_.emplace(std::move(key), read);
   *descriptions = std::move(read);
-  return status;
+  return Status::Ok();
 }
 
 Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,

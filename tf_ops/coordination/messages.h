@@ -10,8 +10,7 @@
 //
 // Decoders trust nothing: a malformed message is an error that says what is wrong.
 // Their callers know who sent it.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -246,5 +245,3 @@ class DecisionDecoder {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_

@@ -6,7 +6,6 @@
 // that say how long it is, and that many bytes.
 #include <cstdint>
 #include <cstdlib>
-#include <map>
 #include <string_view>
 #include <utility>
 #include <variant>

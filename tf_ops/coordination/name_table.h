@@ -1,6 +1,5 @@
 // What is known of each name that requests have.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_NAME_TABLE_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_NAME_TABLE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -101,5 +100,3 @@ class NameTable {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_NAME_TABLE_H_

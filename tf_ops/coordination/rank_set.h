@@ -3,8 +3,7 @@
 // In most steps all requests have come from the same few sets of ranks. So these are
 // made once and shared, and what is known of two of them is remembered: a request's
 // cost does not depend on how many ranks have submitted it.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_RANK_SET_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_RANK_SET_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -119,5 +118,3 @@ class RankUnions {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_RANK_SET_H_

@@ -11,8 +11,7 @@
 // the coordinator hears of them, never what it decides: the submissions of one rank
 // under one name keep their order, and a rank's agreements and its departure come after
 // all that it has submitted before. What is held may be passed on at any time.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -117,5 +116,3 @@ class SubmissionMerger {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_

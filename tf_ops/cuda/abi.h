@@ -3,8 +3,7 @@
 //
 // The driver keeps old symbols forever, so no version is needed. Some functions have a
 // newer form under another symbol: the quoted names are the ones used.
-#ifndef KERAS_HVD_TF_OPS_CUDA_ABI_H_
-#define KERAS_HVD_TF_OPS_CUDA_ABI_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -93,5 +92,3 @@ struct Functions {
 inline Pointer Address(const void* memory) { return reinterpret_cast<Pointer>(memory); }
 
 }  // namespace keras_hvd::cuda
-
-#endif  // KERAS_HVD_TF_OPS_CUDA_ABI_H_

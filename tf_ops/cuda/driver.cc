@@ -43,14 +43,13 @@ std::string TextOf(int version, const std::string& path, int devices) {
 
 Status Driver::Open(const std::string& path, std::shared_ptr<const Driver>* driver) {
   DynamicLibrary library;
-  Status status =
-      DynamicLibrary::Open(path.empty() ? kName : path, Missing(path), &library);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(
+      DynamicLibrary::Open(path.empty() ? kName : path, Missing(path), &library));
   std::shared_ptr<Driver> opened(new Driver());
-  status = Find(library, &opened->functions_);
-  if (status.ok()) status = opened->Start(library.path());
-  if (status.ok()) *driver = std::move(opened);
-  return status;
+  KHVD_RETURN_IF_ERROR(Find(library, &opened->functions_));
+  KHVD_RETURN_IF_ERROR(opened->Start(library.path()));
+  *driver = std::move(opened);
+  return Status::Ok();
 }
 
 Status Driver::Start(const std::string& path) {

@@ -1,6 +1,5 @@
 // The CUDA driver, opened at run time.
-#ifndef KERAS_HVD_TF_OPS_CUDA_DRIVER_H_
-#define KERAS_HVD_TF_OPS_CUDA_DRIVER_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -36,5 +35,3 @@ class Driver {
 };
 
 }  // namespace keras_hvd::cuda
-
-#endif  // KERAS_HVD_TF_OPS_CUDA_DRIVER_H_

@@ -7,9 +7,8 @@ namespace keras_hvd::cuda {
 namespace {
 
 Status DeviceOfContext(const Driver& driver, Context context, Device* device) {
-  Status status = driver.Check(driver->push_context(context), "cuCtxPushCurrent");
-  if (!status.ok()) return status;
-  status = driver.Check(driver->context_device(device), "cuCtxGetDevice");
+  KHVD_RETURN_IF_ERROR(driver.Check(driver->push_context(context), "cuCtxPushCurrent"));
+  Status status = driver.Check(driver->context_device(device), "cuCtxGetDevice");
   Context popped;
   Status back = driver.Check(driver->pop_context(&popped), "cuCtxPopCurrent");
   return status.ok() ? back : status;
@@ -17,9 +16,8 @@ Status DeviceOfContext(const Driver& driver, Context context, Device* device) {
 
 Status IsPrimary(const Driver& driver, Context context, Device device, bool* primary) {
   Context retained = nullptr;
-  Status status = driver.Check(driver->retain_primary_context(&retained, device),
-                               "cuDevicePrimaryCtxRetain");
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(driver.Check(driver->retain_primary_context(&retained, device),
+                                    "cuDevicePrimaryCtxRetain"));
   *primary = retained == context;
   return driver.Check(driver->release_primary_context(device),
                       "cuDevicePrimaryCtxRelease");
@@ -48,13 +46,12 @@ Status Gpu::Open(std::shared_ptr<const Driver> driver, int ordinal,
 
 Status Gpu::Start() {
   const Driver& driver = *driver_;
-  Status status = driver.Check(driver->device(&device_, ordinal_), "cuDeviceGet");
-  if (!status.ok()) return status;
-  status = driver.Check(driver->device_uuid(&uuid_, device_), "cuDeviceGetUuid");
-  if (status.ok()) status = ReadCapability();
-  if (!status.ok()) return status;
-  status = driver.Check(driver->retain_primary_context(&context_, device_),
-                        "cuDevicePrimaryCtxRetain");
+  KHVD_RETURN_IF_ERROR(driver.Check(driver->device(&device_, ordinal_), "cuDeviceGet"));
+  KHVD_RETURN_IF_ERROR(
+      driver.Check(driver->device_uuid(&uuid_, device_), "cuDeviceGetUuid"));
+  KHVD_RETURN_IF_ERROR(ReadCapability());
+  Status status = driver.Check(driver->retain_primary_context(&context_, device_),
+                               "cuDevicePrimaryCtxRetain");
   if (!status.ok()) {
     context_ = nullptr;
     return status;
@@ -62,9 +59,8 @@ Status Gpu::Start() {
   const Current current(*this);
   if (!current.status().ok()) return current.status();
   int least = 0, greatest = 0;
-  status = driver.Check(driver->stream_priorities(&least, &greatest),
-                        "cuCtxGetStreamPriorityRange");
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(driver.Check(driver->stream_priorities(&least, &greatest),
+                                    "cuCtxGetStreamPriorityRange"));
   return CreateStream(driver, greatest, &stream_);
 }
 
@@ -81,11 +77,10 @@ Status Gpu::OpenIdleStream(Stream* stream) {
 
 Status Gpu::ReadCapability() {
   int major = 0, minor = 0;
-  Status status =
+  KHVD_RETURN_IF_ERROR(
       driver_->Check((*driver_)->device_attribute(&major, kCapabilityMajor, device_),
-                     "cuDeviceGetAttribute");
-  if (!status.ok()) return status;
-  status =
+                     "cuDeviceGetAttribute"));
+  const Status status =
       driver_->Check((*driver_)->device_attribute(&minor, kCapabilityMinor, device_),
                      "cuDeviceGetAttribute");
   compute_capability_ = 10 * major + minor;
@@ -109,15 +104,12 @@ Gpu::~Gpu() {
 
 Status Gpu::DeviceOf(const Driver& driver, Stream stream, int* ordinal) {
   Context context = nullptr;
-  Status status =
-      driver.Check(driver->stream_context(stream, &context), "cuStreamGetCtx");
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(
+      driver.Check(driver->stream_context(stream, &context), "cuStreamGetCtx"));
   Device device = 0;
-  status = DeviceOfContext(driver, context, &device);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(DeviceOfContext(driver, context, &device));
   bool primary = false;
-  status = IsPrimary(driver, context, device, &primary);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(IsPrimary(driver, context, device, &primary));
   if (!primary) {
     return Status::InvalidArgument(
         "the stream is of a context of its own on GPU " + std::to_string(device) +
@@ -147,10 +139,10 @@ Gpu::Current::~Current() {
 
 Status Gpu::Record(Stream stream, Event* event, Timing timing) {
   const Current current(*this);
-  Status status = current.status();
-  if (status.ok()) status = TakeEvent(event, timing);
-  if (!status.ok()) return status;
-  status = driver_->Check((*driver_)->record_event(*event, stream), "cuEventRecord");
+  KHVD_RETURN_IF_ERROR(current.status());
+  KHVD_RETURN_IF_ERROR(TakeEvent(event, timing));
+  Status status =
+      driver_->Check((*driver_)->record_event(*event, stream), "cuEventRecord");
   if (!status.ok()) Release(std::exchange(*event, nullptr), timing);
   return status;
 }
@@ -245,8 +237,8 @@ Status Memory::Allocate(std::shared_ptr<Gpu> gpu, Space space, size_t bytes,
 Status Memory::Start() {
   const Driver& driver = gpu_->driver();
   const Gpu::Current current(*gpu_);
-  Status status = current.status();
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(current.status());
+  Status status;
   if (space_ == Space::kHost) {
     status = driver.Check(driver->allocate_host(&data_, bytes_, 0), "cuMemHostAlloc");
   } else {

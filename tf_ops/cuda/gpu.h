@@ -3,8 +3,7 @@
 // A caller's work and the collectives run on separate streams, synchronized only by
 // events: `Record` marks a point on one stream, and `MakeWait` makes another wait for
 // it. Neither blocks the calling thread.
-#ifndef KERAS_HVD_TF_OPS_CUDA_GPU_H_
-#define KERAS_HVD_TF_OPS_CUDA_GPU_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -129,5 +128,3 @@ class Memory {
 };
 
 }  // namespace keras_hvd::cuda
-
-#endif  // KERAS_HVD_TF_OPS_CUDA_GPU_H_

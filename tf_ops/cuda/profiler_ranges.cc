@@ -49,13 +49,11 @@ bool ProfilerRanges::AreWanted() {
 Status ProfilerRanges::Open(const std::string& path,
                             std::unique_ptr<ProfilerRanges>* ranges) {
   DynamicLibrary library;
-  Status status = OpenLibrary(path, &library);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(OpenLibrary(path, &library));
   nvtx::Functions functions;
-  status = Find(library, &functions);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Find(library, &functions));
   ranges->reset(new ProfilerRanges(functions));
-  return status;
+  return Status::Ok();
 }
 
 ProfilerRanges::ProfilerRanges(const nvtx::Functions& functions)

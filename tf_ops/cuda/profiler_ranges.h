@@ -1,7 +1,6 @@
 // Named time ranges for NVIDIA's profilers (NVTX): what a thread does from one moment
 // to another. NVTX is opened at run time, and only under a profiler.
-#ifndef KERAS_HVD_TF_OPS_CUDA_PROFILER_RANGES_H_
-#define KERAS_HVD_TF_OPS_CUDA_PROFILER_RANGES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -72,5 +71,3 @@ class ProfilerRanges {
 };
 
 }  // namespace keras_hvd::cuda
-
-#endif  // KERAS_HVD_TF_OPS_CUDA_PROFILER_RANGES_H_

@@ -2,7 +2,6 @@
 #include "tf_ops/engine/batch_runner.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 

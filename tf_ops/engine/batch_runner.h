@@ -1,6 +1,5 @@
 // Runs one batch: passes its tensors to the collective of their kind.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
-#define KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -63,5 +62,3 @@ class BatchRunner {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_

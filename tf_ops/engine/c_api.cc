@@ -160,8 +160,7 @@ bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
 
 Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
                std::unique_ptr<Operation>* operation) {
-  const Status status = GetMember(member);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(GetMember(member));
   const keras_hvd::Topology& job = (*member)->options().topology;
   std::vector<int> ranks;
   // Members are looked up only where they matter: small allreduces take microseconds.
@@ -188,8 +187,7 @@ Status Submit(const khvd_request& request,
     return keras_hvd::WrongRequest(request, "khvd_submit needs `done`");
   std::shared_ptr<JobMember> member;
   std::unique_ptr<Operation> operation;
-  const Status status = Prepare(request, &member, &operation);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Prepare(request, &member, &operation));
   operation->done = [done = request.done,
                      context = request.context](const Status& status) {
     done(context, static_cast<int>(status.code), status.message.c_str());
@@ -200,8 +198,7 @@ Status Submit(const khvd_request& request,
 Status Run(const khvd_request& request) {
   std::shared_ptr<JobMember> member;
   std::unique_ptr<Operation> operation;
-  const Status status = Prepare(request, &member, &operation);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Prepare(request, &member, &operation));
   return member->engine().Run(std::move(operation));
 }
 
@@ -209,12 +206,11 @@ Status Begin(const khvd_request& request, khvd_pending** pending) {
   auto made = std::make_unique<khvd_pending>();
   std::shared_ptr<JobMember> member;
   std::unique_ptr<Operation> operation;
-  Status status = Prepare(request, &member, &operation);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Prepare(request, &member, &operation));
   made->member = member;
-  status = member->engine().Begin(std::move(operation), &made->end);
-  if (status.ok()) *pending = made.release();
-  return status;
+  KHVD_RETURN_IF_ERROR(member->engine().Begin(std::move(operation), &made->end));
+  *pending = made.release();
+  return Status::Ok();
 }
 
 Status CheckOptions(const khvd_options& options) {
@@ -358,16 +354,14 @@ keras_hvd::MpiOptions MpiOptionsOf(const khvd_mpi& mpi) {
 // `*taken`: somebody closes the links.
 Status Init(const khvd_options& options, bool* taken) {
   if (keras_hvd::IsForked()) return Forked();
-  Status status = CheckOptions(options);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(CheckOptions(options));
   std::lock_guard<std::mutex> lock(g_mutex);
   if (Current() != nullptr) return Status::Ok();
   keras_hvd::SetLog(LeastLogLevel(options), options.log_timestamp != 0);
   keras_hvd::JobMemberOptions member;
   member.topology = TopologyOf(options.rank, options.size, options.hosts);
   member.job = options.job == nullptr ? "" : options.job;
-  if (member.topology.hosts() > 1) status = TakeLinks(options, &member);
-  if (!status.ok()) return status;
+  if (member.topology.hosts() > 1) KHVD_RETURN_IF_ERROR(TakeLinks(options, &member));
   member.rendezvous.exchange_bytes =
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
   member.rendezvous.timeout_seconds =
@@ -391,14 +385,13 @@ Status Init(const khvd_options& options, bool* taken) {
   }
   member.engine.ranges = options.disable_ranges == 0;
   member.engine.last_earlier_set = g_last_process_set;
-  status = MakeAutotuneOptions(options, &member.engine.autotune);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(MakeAutotuneOptions(options, &member.engine.autotune));
   member.local_rank = options.local_rank;
   member.local_size = options.local_size;
   member.cross_rank = options.cross_rank;
   member.cross_size = options.cross_size;
   *taken = true;
-  status = JobMember::Enter(member, &Current());
+  Status status = JobMember::Enter(member, &Current());
   if (status.ok()) {
     g_was_initialized = true;
     PastFailure().clear();
@@ -504,8 +497,7 @@ int khvd_is_homogeneous(void) {
 
 int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
   return WithMember([&](JobMember& member) {
-    const Status added = member.engine().AddProcessSet({ranks, ranks + count}, id);
-    if (!added.ok()) return added;
+    KHVD_RETURN_IF_ERROR(member.engine().AddProcessSet({ranks, ranks + count}, id));
     std::lock_guard<std::mutex> lock(g_mutex);
     g_last_process_set = std::max(g_last_process_set, *id);
     return Status::Ok();
@@ -582,8 +574,7 @@ int khvd_await_end(void* end, void* stream) {
   return Guarded([&] {
     const std::unique_ptr<keras_hvd::EndMark> mark(
         static_cast<keras_hvd::EndMark*>(end));
-    const Status waits = mark->Await(static_cast<keras_hvd::cuda::Stream>(stream));
-    if (!waits.ok()) return waits;
+    KHVD_RETURN_IF_ERROR(mark->Await(static_cast<keras_hvd::cuda::Stream>(stream)));
     std::shared_ptr<JobMember> member;
     return GetMember(&member).ok() ? member->failure() : Status::Ok();
   });

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include <string>
-#include <vector>
 
 #include "tf_ops/engine/c_api_testing.h"
 #include "tf_ops/testing/gpu/caller.h"

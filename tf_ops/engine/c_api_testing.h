@@ -1,6 +1,5 @@
 // For tests of the C API: jobs of processes, which are forked from the test.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_C_API_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_C_API_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 
@@ -60,5 +59,3 @@ inline void ExpectInChildren(int size, const std::function<int(int rank)>& body)
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_C_API_TESTING_H_

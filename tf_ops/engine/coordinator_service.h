@@ -1,7 +1,6 @@
 // The coordinator's side of coordination: passes the ranks' submissions to the
 // coordinator and its decisions to the ranks.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
-#define KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
+#pragma once
 
 #include <map>
 #include <memory>
@@ -112,5 +111,3 @@ class CoordinatorService {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_

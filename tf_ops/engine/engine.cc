@@ -68,14 +68,13 @@ Status Engine::Submit(std::unique_ptr<Operation> operation) {
 
 Status Engine::SetStreamPoint(cuda::Stream stream, void** end, Operation* operation) {
   auto point = std::make_unique<StreamPoint>();
-  Status status = gpu_->OpenFor(stream, &point->gpu);
-  if (status.ok()) status = RecordOn(point->gpu, stream, &point->ready);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(gpu_->OpenFor(stream, &point->gpu));
+  KHVD_RETURN_IF_ERROR(RecordOn(point->gpu, stream, &point->ready));
   point->stream = stream;
   point->end = end;
   if (end != nullptr) *end = nullptr;
   operation->stream_point = std::move(point);
-  return status;
+  return Status::Ok();
 }
 
 Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
@@ -89,8 +88,7 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
   ending->caller.store(std::this_thread::get_id());
   operation->ending = ending;
   const std::function<void(const Status&)> done = operation->done;
-  const Status submitted = requests_.Submit(std::move(operation));
-  if (!submitted.ok()) return submitted;
+  KHVD_RETURN_IF_ERROR(requests_.Submit(std::move(operation)));
   loop_.DriveIfFree(ending->ended);
   ending->caller.store({});
   if (ending->claimed.exchange(true)) done(ending->status);
@@ -100,8 +98,7 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
 Status Engine::Run(std::unique_ptr<Operation> operation) {
   Pending pending;
   NoteEnd(&pending, operation.get());
-  const Status submitted = requests_.Submit(std::move(operation));
-  if (!submitted.ok()) return submitted;
+  KHVD_RETURN_IF_ERROR(requests_.Submit(std::move(operation)));
   loop_.DriveSoon(pending.ended);
   return pending.Await();
 }
@@ -138,8 +135,7 @@ Status Engine::RemoveProcessSet(int32_t id) {
   Description description;
   description.kind = Kind::kRemoveProcessSet;
   description.name = kProcessSets;
-  const Status known = MembersOf(id, &description.members);
-  if (!known.ok()) return known;
+  KHVD_RETURN_IF_ERROR(MembersOf(id, &description.members));
   if (id == 0) {
     return Status::InvalidArgument("process set 0, of all ranks, cannot be removed");
   }

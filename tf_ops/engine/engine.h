@@ -12,8 +12,7 @@
 // does the work and how to wait. `Work` is what there is to do: `CoordinatorService`
 // (on the coordinator) decides, `Execution` carries out decisions, and `StallWatch`
 // watches for what takes too long.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -105,5 +104,3 @@ class Engine {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_

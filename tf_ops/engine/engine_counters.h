@@ -1,6 +1,5 @@
 // An engine's counters, which any thread may read.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -17,5 +16,3 @@ struct EngineCounters {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_

@@ -2,7 +2,6 @@
 // NCCL, and the CPU's results.
 #include <gtest/gtest.h>
 
-#include <random>
 #include <string>
 #include <vector>
 

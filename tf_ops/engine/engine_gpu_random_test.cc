@@ -7,9 +7,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <atomic>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>

@@ -1,8 +1,7 @@
 // For tests of the engine with tensors on GPUs, over the libraries that stand in for
 // CUDA and NCCL: ranks as threads, each with a stream on which its inputs come to be
 // late, and its buffers are used for other things as soon as its results are read.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_GPU_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_GPU_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -12,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -199,8 +197,8 @@ class GpuRank {
     request.ask = ask;
     request.ask.description.on_gpu = ask.description.kind != Kind::kBarrier;
     request.mode = mode;
-    // A reducescatter's result is none of its inputs.
-    if (ask.description.kind == Kind::kReducescatter) request.mode.in_place = false;
+    // Where the result is a part, it is none of the inputs.
+    if (TraitsOf(ask.description.kind).gives_parts) request.mode.in_place = false;
     return &request;
   }
 
@@ -384,7 +382,7 @@ class GpuJob {
   int size() const { return static_cast<int>(ranks_.size()); }
   GpuRank& operator[](int rank) { return *on_gpu_[rank]; }
   // As the ranks of its host share it.
-  SharedJobState state(int rank = 0) { return hosts_.StateOf(rank); }
+  JobState state(int rank = 0) { return hosts_.StateOf(rank); }
 
   // Makes the communicator of all ranks.
   void Connect() {
@@ -415,5 +413,3 @@ class GpuJob {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_GPU_TESTING_H_

@@ -3,8 +3,7 @@
 // One thread at a time drives an engine: the engine's own, or a caller that would
 // otherwise only wait, which saves two thread switches. Callers come first. The driving
 // thread spins briefly if that is worthwhile, and otherwise sleeps until rung.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -101,5 +100,3 @@ class EngineLoop : private Waiter {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_

@@ -1,6 +1,5 @@
 // The options of an engine.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -27,5 +26,3 @@ struct EngineOptions {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_

@@ -1,7 +1,6 @@
 // Process sets: their order, their independence, and who may use them.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <random>
 #include <string>

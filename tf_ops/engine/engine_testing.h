@@ -1,7 +1,6 @@
 // For tests of the engine: engines of several ranks as threads over one segment, which
 // are asked for collectives and say how each ended.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_TESTING_H_
+#pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -22,7 +21,7 @@
 
 #include "tf_ops/collectives/testing.h"
 #include "tf_ops/engine/engine.h"
-#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
@@ -306,7 +305,7 @@ class Job {
   Rank& operator[](int rank) { return *ranks_[rank]; }
   Segment& segment() { return *segment_; }
   // As a rank sees it.
-  SharedJobState state(int rank = 0) { return SharedJobState(segment_, rank); }
+  JobState state(int rank = 0) { return JobState(segment_, rank); }
 
   // Runs `body(rank)` for all ranks at once.
   void ForEach(const std::function<void(Rank&, int)>& body) {
@@ -397,5 +396,3 @@ inline void AddSets(Job* job, const std::vector<std::vector<int>>& sets) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_TESTING_H_

@@ -10,7 +10,6 @@
 #include <functional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "tf_ops/engine/engine_testing.h"
 

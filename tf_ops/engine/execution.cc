@@ -2,7 +2,6 @@
 #include "tf_ops/engine/execution.h"
 
 #include <algorithm>
-#include <utility>
 #include <variant>
 
 #include "tf_ops/engine/job_failure.h"

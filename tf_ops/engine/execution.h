@@ -3,17 +3,14 @@
 //
 // Decisions are read as soon as they come, even in the middle of a collective, so the
 // coordinator finds room for more. They are carried out one after the other.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
-#define KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -118,5 +115,3 @@ class Execution {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_

@@ -1,6 +1,5 @@
 // For tests of the engine with tensors on GPUs: runs random collectives.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_GPU_PLAN_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_GPU_PLAN_TESTING_H_
+#pragma once
 
 #include <random>
 #include <utility>
@@ -46,5 +45,3 @@ inline void RunAll(GpuRank* self, int index, const std::vector<Plan>& plans,
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_GPU_PLAN_TESTING_H_

@@ -37,7 +37,7 @@ class HostsJob {
 
   Rank& operator[](int rank) { return *ranks_[rank]; }
   int size() const { return static_cast<int>(ranks_.size()); }
-  SharedJobState StateOf(int rank) { return hosts_.StateOf(rank); }
+  JobState StateOf(int rank) { return hosts_.StateOf(rank); }
 
   // Runs `body(rank)` for all ranks at once. They leave together.
   template <typename Body>

@@ -1,7 +1,6 @@
 // For tests of the engine: one host or several in this process. Each is a segment of
 // its own, and sockets connect them.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -14,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "tf_ops/backend/hosts_world.h"
-#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/backend/world.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/tls_testing.h"
 
 namespace keras_hvd {
@@ -104,9 +103,9 @@ class Hosts {
     return HostsWorld(topology, segments_[topology.host()], names_, mesh_.Take(rank));
   }
   // As the ranks of its host share it.
-  SharedJobState StateOf(int rank) {
+  JobState StateOf(int rank) {
     const Topology topology = layout_.Of(rank);
-    return SharedJobState(segments_[topology.host()], topology);
+    return JobState(segments_[topology.host()], topology);
   }
 
  private:
@@ -119,5 +118,3 @@ class Hosts {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_

@@ -1,6 +1,5 @@
 // Reports the failure of a job: to each request that it ends, and once for all ranks.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
-#define KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
+#pragma once
 
 #include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/status.h"
@@ -18,5 +17,3 @@ Status ReasonOfEnd(const JobState& job);
 void ReportFailureOnce(JobState* job);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_

@@ -3,9 +3,7 @@
 
 #include <unistd.h>
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "tf_ops/engine/process.h"
 #include "tf_ops/transport/control_link.h"
@@ -66,8 +64,7 @@ Status JobMember::Start() {
 Status JobMember::TryToStart() {
   const Topology& topology = options_.topology;
   std::shared_ptr<Segment> segment;
-  const Status status = Meet(&segment);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Meet(&segment));
   std::vector<int> connections = rendezvous_.connections();
   for (const Link& link : options_.links) connections.push_back(link.socket);
   if (topology.hosts() == 1) {
@@ -89,8 +86,7 @@ Status JobMember::TryToStart() {
 // Brings the ranks of this host together.
 Status JobMember::Meet(std::shared_ptr<Segment>* segment) {
   const Topology& topology = options_.topology;
-  const Status status = rendezvous_.Connect(segment);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(rendezvous_.Connect(segment));
   RankBlock& block = (*segment)->block(topology.local_index(topology.rank()));
   block.pid.store(getpid());
   gethostname(block.host, sizeof(block.host) - 1);

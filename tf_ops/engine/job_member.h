@@ -1,14 +1,12 @@
 // This process as a rank of a job: entering and leaving it. A member makes the world,
 // which ends with it; process.h has what lasts as long as the process.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
-#define KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
+#pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tf_ops/backend/hosts_world.h"
 #include "tf_ops/backend/world.h"
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/transport/liveness.h"
@@ -64,5 +62,3 @@ class JobMember {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_

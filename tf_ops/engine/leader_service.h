@@ -1,8 +1,7 @@
 // The part of a host's leader that is not the coordinator: passes what the ranks of its
 // host and those below submit to the leader above, merged, and the decisions from there
 // to all of them.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_LEADER_SERVICE_H_
-#define KERAS_HVD_TF_OPS_ENGINE_LEADER_SERVICE_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -65,5 +64,3 @@ class LeaderService {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_LEADER_SERVICE_H_

@@ -16,6 +16,7 @@
 
 #include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/engine/c_api_testing.h"
+#include "tf_ops/operation/kind.h"
 
 namespace {
 
@@ -24,6 +25,7 @@ using keras_hvd::Child;
 using keras_hvd::DataType;
 using keras_hvd::Decoded;
 using keras_hvd::Encoded;
+using keras_hvd::KindTraits;
 using keras_hvd::Tolerance;
 using Numbers = std::vector<double>;
 using Buffer = std::vector<char>;
@@ -54,7 +56,7 @@ class Collective {
     const int ranks = ranks_;
     std::mt19937_64 random(seed);
     request_.struct_size = sizeof(request_);
-    request_.kind = static_cast<int32_t>(random() % 6);
+    request_.kind = static_cast<int32_t>(random() % keras_hvd::kKinds);
     request_.name = name_.c_str();
     request_.submitter = 1;
     root_ = static_cast<int>(random() % ranks);
@@ -65,13 +67,8 @@ class Collective {
         random() % 4 == 0) {
       request_.reduce_op = KHVD_ADASUM;
     }
-    const bool takes_group = request_.kind == KHVD_ALLREDUCE ||
-                             request_.kind == KHVD_ALLGATHER ||
-                             request_.kind == KHVD_REDUCESCATTER;
-    if (takes_group) request_.count = 1 + random() % 3;
-    if (request_.kind == KHVD_ALLTOALL || request_.kind == KHVD_BROADCAST) {
-      request_.count = 1;
-    }
+    if (traits().has_tensors) request_.count = 1;
+    if (traits().takes_group) request_.count += random() % 3;
     // Of an allgather one for each tensor and rank, of an alltoall for each two ranks.
     for (int i = 0; i < ranks * std::max(ranks, request_.count); ++i) {
       sizes_.push_back(random() % (1 << random() % 13) % kMostElements);
@@ -130,9 +127,11 @@ class Collective {
     return static_cast<DataType>(tensors_[tensor].dtype);
   }
 
-  bool Reduces() const {
-    return request_.kind == KHVD_ALLREDUCE || request_.kind == KHVD_REDUCESCATTER;
+  const KindTraits& traits() const {
+    return keras_hvd::TraitsOf(static_cast<keras_hvd::Kind>(request_.kind));
   }
+
+  bool Reduces() const { return traits().reduces; }
 
   bool Rounds(DataType dtype) const {
     return Reduces() && IsFloating(dtype) &&

@@ -1,6 +1,5 @@
 // The consistency mode's check of a batch's outputs: all ranks must have the same ones.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
-#define KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -24,5 +23,3 @@ bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
                     std::string* difference);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_

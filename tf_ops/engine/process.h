@@ -1,7 +1,6 @@
 // What lasts as long as this process, across all its worlds: its handlers for crashes
 // and forks.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_PROCESS_H_
-#define KERAS_HVD_TF_OPS_ENGINE_PROCESS_H_
+#pragma once
 
 #include <vector>
 
@@ -21,5 +20,3 @@ void LeaveWorld(RankBlock* block);
 bool IsForked();
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_PROCESS_H_

@@ -10,7 +10,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "tf_ops/engine/job_member.h"
 #include "tf_ops/testing/child.h"

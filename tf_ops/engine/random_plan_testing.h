@@ -1,7 +1,6 @@
 // For tests of the engine: random collectives, what each rank must get of them, and
 // ranks that ask for them.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
+#pragma once
 
 #include <algorithm>
 #include <functional>
@@ -218,5 +217,3 @@ inline void RunAll(Rank* self, int rank, const std::vector<Plan>& plans,
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <utility>
 
 #include "tf_ops/collectives/adasum.h"
@@ -188,8 +187,7 @@ Status MakeSplits(const khvd_request& request, int64_t rows, int members,
 Status ReductionOf(const khvd_request& request, const Membership& membership,
                    Reduction* reduction) {
   if (!Reduces(static_cast<Kind>(request.kind))) return Status::Ok();
-  const Status status = CheckReduction(request, membership);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(CheckReduction(request, membership));
   reduction->op = static_cast<ReduceOp>(request.reduce_op);
   if (request.prescale != 0 || request.postscale != 0) {
     reduction->prescale = request.prescale;
@@ -270,19 +268,16 @@ bool DependsOnMembers(const khvd_request& request) {
 Status MakeOperation(const khvd_request& request, int size,
                      const Membership& membership, KnownDescriptions* known,
                      std::unique_ptr<Operation>* made) {
-  Status status = CheckRequest(request, size);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(CheckRequest(request, size));
   Reduction reduction;
-  status = ReductionOf(request, membership, &reduction);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(ReductionOf(request, membership, &reduction));
 
   auto operation = std::make_unique<Operation>();
   operation->submitter = request.submitter;
   operation->buffers.reserve(request.count);
   for (int32_t i = 0; i < request.count; ++i) {
     const khvd_tensor& tensor = request.tensors[i];
-    status = CheckTensor(request, tensor, reduction, membership);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(CheckTensor(request, tensor, reduction, membership));
     if (HasOwnRows(static_cast<Kind>(request.kind))) {
       operation->rows.push_back(tensor.shape[0]);
     }
@@ -295,9 +290,8 @@ Status MakeOperation(const khvd_request& request, int size,
     known->Add(operation->description);
   }
   if (request.kind == KHVD_ALLTOALL) {
-    status = MakeSplits(request, operation->rows.front(), membership.members,
-                        &operation->splits);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(MakeSplits(request, operation->rows.front(),
+                                    membership.members, &operation->splits));
   }
   if (request.allocate != nullptr) {
     operation->allocate = [allocate = request.allocate, context = request.context](

@@ -1,6 +1,5 @@
 // Checks requests of the C API and makes them operations of the engine.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_REQUEST_H_
-#define KERAS_HVD_TF_OPS_ENGINE_REQUEST_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -39,5 +38,3 @@ Status MakeOperation(const khvd_request& request, int size,
                      std::unique_ptr<Operation>* made);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_REQUEST_H_

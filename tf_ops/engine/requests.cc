@@ -32,8 +32,7 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
     return {refusal_.code, Title(*description) + " failed on rank " +
                                std::to_string(rank_) + ": " + refusal_.message};
   }
-  const Status wrong = Check(*description);
-  if (!wrong.ok()) return wrong;
+  KHVD_RETURN_IF_ERROR(Check(*description));
   SameName& same_name = pending_[KeyOf(*description)];
   const bool duplicate =
       !same_name.empty() && same_name.back()->submitter != operation->submitter;
@@ -64,8 +63,7 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
 
 // Refuses what the peers must never wait for.
 Status Requests::Check(const Description& description) const {
-  const Status ruled_out = process_sets_.Check(description);
-  if (!ruled_out.ok()) return ruled_out;
+  KHVD_RETURN_IF_ERROR(process_sets_.Check(description));
   if (description.kind == Kind::kJoin && pending_.count(KeyOf(description)) != 0) {
     return Status::InvalidArgument("join() failed: rank " + std::to_string(rank_) +
                                    " has joined already, in another thread");

@@ -1,10 +1,8 @@
 // The requests of this rank, from their submission on any thread to their end, which
 // the driving thread reports.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
-#define KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
+#pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -84,5 +82,3 @@ class Requests {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_

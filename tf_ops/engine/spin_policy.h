@@ -3,8 +3,7 @@
 // Outside a collective nobody knows when the peers will be ready. A rank spins for them
 // if they were this quick the last time: in a loop of collectives, but not in a
 // training whose ranks end their steps at different times.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
-#define KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -45,5 +44,3 @@ class SpinPolicy {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_

@@ -1,7 +1,6 @@
 // Watches for what takes too long: requests that wait for ranks, and ranks that do not
 // answer. Warns, and ends the job if that was requested.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_STALL_WATCH_H_
-#define KERAS_HVD_TF_OPS_ENGINE_STALL_WATCH_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -61,5 +60,3 @@ class StallWatch {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_STALL_WATCH_H_

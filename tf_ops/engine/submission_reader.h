@@ -1,7 +1,6 @@
 // What a leader hears: submissions and departures of the ranks of its host, and of the
 // ranks below it as the leaders of their hosts pass them on.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_SUBMISSION_READER_H_
-#define KERAS_HVD_TF_OPS_ENGINE_SUBMISSION_READER_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -60,5 +59,3 @@ class SubmissionReader {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_SUBMISSION_READER_H_

@@ -1,6 +1,5 @@
 // For tests of the timeline: reads its file.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_TIMELINE_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_TIMELINE_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -94,5 +93,3 @@ inline void ExpectNested(const std::vector<std::string>& events) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_TIMELINE_TESTING_H_

@@ -1,6 +1,5 @@
 // An engine's work, in steps that the driving thread takes one after the other.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_WORK_H_
-#define KERAS_HVD_TF_OPS_ENGINE_WORK_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -85,5 +84,3 @@ class Work {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_WORK_H_

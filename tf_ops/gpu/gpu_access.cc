@@ -2,7 +2,6 @@
 #include "tf_ops/gpu/gpu_access.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace keras_hvd {
 
@@ -35,12 +34,10 @@ Status GpuAccess::OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu) 
     *gpu = gpu_;
     return Status::Ok();
   }
-  Status status = OpenDriver();
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(OpenDriver());
   int ordinal;
-  status = cuda::Gpu::DeviceOf(*driver_, stream, &ordinal);
-  if (status.ok()) status = OpenDevice(ordinal);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(cuda::Gpu::DeviceOf(*driver_, stream, &ordinal));
+  KHVD_RETURN_IF_ERROR(OpenDevice(ordinal));
   if (gpu_->ordinal() != ordinal) {
     return Status::InvalidArgument(
         "a rank uses one GPU: this one's tensors were on device " +

@@ -1,7 +1,6 @@
 // The libraries for tensors on GPUs, and this rank's GPU. Both are opened when the
 // first such tensor comes, so a job without one needs neither.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_
+#pragma once
 
 #include <memory>
 #include <mutex>
@@ -55,5 +54,3 @@ class GpuAccess {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_

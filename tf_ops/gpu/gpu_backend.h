@@ -1,6 +1,6 @@
-// The interface for moving and reducing GPU tensors among the members of a process set.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
+// How GPU tensors are moved and reduced among the members of a process set, apart from
+// NCCL: see nccl_backend.h.
+#pragma once
 
 #include <vector>
 
@@ -21,6 +21,24 @@ class GpuBackend {
   virtual Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) = 0;
 };
 
-}  // namespace keras_hvd
+// Collectives in a process set of one rank, which are copies at most. NCCL refuses some
+// of them there: scaled sums, and reducescatters.
+class OneRankBackend final : public GpuBackend {
+ public:
+  bool CanRun(const Operation& operation) const override;
+  Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) override;
+};
 
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
+// Collectives through host memory: for reductions that NCCL does not do as the CPU
+// would, and for ranks that cannot use NCCL.
+class HostStagingBackend final : public GpuBackend {
+ public:
+  bool CanRun(const Operation& operation) const override;
+  // Waits for the inputs.
+  Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) override;
+};
+
+// Compares the results of a batch on the collectives' stream.
+Status CompareThroughHost(GpuBatch* batch);
+
+}  // namespace keras_hvd

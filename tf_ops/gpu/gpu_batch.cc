@@ -14,8 +14,7 @@ Status GpuBatch::AllgatherValues(const std::vector<int64_t>& own,
 
 Status GpuBatch::TakeMemory(cuda::Memory::Space space, size_t bytes, char** memory) {
   cuda::Memory taken;
-  const Status status = staging_.Take(gpu, space, bytes, &taken);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(staging_.Take(gpu, space, bytes, &taken));
   *memory = static_cast<char*>(taken.data());
   memory_.push_back(std::move(taken));
   return Status::Ok();

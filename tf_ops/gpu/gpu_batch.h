@@ -1,7 +1,6 @@
 // What one batch of GPU tensors needs until it is enqueued: the members' host memory
 // collectives, and temporary memory.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_BATCH_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_BATCH_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -79,5 +78,3 @@ class GpuBatch {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_BATCH_H_

@@ -6,8 +6,7 @@
 // of collectives are measured from this reference. It is renewed from time to time,
 // because the two clocks run at slightly different rates and CUDA gives times as
 // floats.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_CLOCK_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_CLOCK_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -45,5 +44,3 @@ class GpuClock {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_CLOCK_H_

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <exception>
 #include <initializer_list>
-#include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/operation/log.h"
@@ -91,8 +90,7 @@ Status GpuRunner::Enqueue(GpuBatch* batch) {
   if (status.ok()) status = Move(batch);
   if (status.ok()) status = End(batch);
   if (!status.ok() || !batch->host.compares()) return status;
-  status = CompareThroughHost(batch);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(CompareThroughHost(batch));
   for (cuda::Memory& memory : batch->GiveMemory()) {
     staging_.GiveBack(std::move(memory));
   }
@@ -134,9 +132,8 @@ Status GpuRunner::AwaitInputs(GpuBatch* batch) {
   for (const auto& operation : batch->operations) {
     const StreamPoint* const point = operation->stream_point.get();
     if (point != nullptr && point->stream == batch->stream) continue;
-    const Status status = point == nullptr ? GiveZeros(operation.get(), batch)
-                                           : point->ready->MakeWait(batch->stream);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(point == nullptr ? GiveZeros(operation.get(), batch)
+                                          : point->ready->MakeWait(batch->stream));
   }
   return Status::Ok();
 }
@@ -180,8 +177,7 @@ Status GpuRunner::Move(GpuBatch* batch) {
 
 Status GpuRunner::End(GpuBatch* batch) {
   std::shared_ptr<const SharedEvent> end;
-  const Status recorded = RecordOn(gpu_, batch->stream, &end);
-  if (!recorded.ok()) return recorded;
+  KHVD_RETURN_IF_ERROR(RecordOn(gpu_, batch->stream, &end));
   for (const auto& operation : batch->operations) {
     const StreamPoint* const point = operation->stream_point.get();
     if (point == nullptr) continue;
@@ -191,8 +187,7 @@ Status GpuRunner::End(GpuBatch* batch) {
       continue;
     }
     if (point->stream == batch->stream) continue;
-    const Status waits = end->MakeWait(point->stream);
-    if (!waits.ok()) return waits;
+    KHVD_RETURN_IF_ERROR(end->MakeWait(point->stream));
   }
   under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
                         Clock::now(), batch->GiveMemory(), std::move(batch->times)});

@@ -8,8 +8,7 @@
 // Enqueued work is checked until it has run: it may fail, or wait for a peer that has
 // died. Then the communicators are aborted, which lets the streams continue. Their
 // results are invalid, and the job has failed on all ranks.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -21,12 +20,11 @@
 
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/gpu/gpu_access.h"
+#include "tf_ops/gpu/gpu_backend.h"
 #include "tf_ops/gpu/gpu_batch.h"
 #include "tf_ops/gpu/gpu_clock.h"
 #include "tf_ops/gpu/gpu_times.h"
-#include "tf_ops/gpu/host_staging.h"
 #include "tf_ops/gpu/nccl_communicators.h"
-#include "tf_ops/gpu/one_rank_backend.h"
 #include "tf_ops/gpu/staging.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/timeline/timeline.h"
@@ -129,5 +127,3 @@ class GpuRunner {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_

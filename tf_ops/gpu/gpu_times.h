@@ -1,8 +1,7 @@
 // Measures the phases of one batch of GPU tensors for the timeline. It uses timed
 // events on the collectives' stream, which are read once the batch is known to have
 // run. Batches that the timeline does not record have none of this.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -71,5 +70,3 @@ class GpuSpan {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_

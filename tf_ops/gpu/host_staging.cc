@@ -1,10 +1,9 @@
-// See host_staging.h.
-#include "tf_ops/gpu/host_staging.h"
-
+// See gpu_backend.h.
 #include <numeric>
 #include <utility>
 
 #include "tf_ops/collectives/parts.h"
+#include "tf_ops/gpu/gpu_backend.h"
 
 namespace keras_hvd {
 namespace {
@@ -101,9 +100,8 @@ Status StagedOperation::Finish(const Operation& stand_in) {
     const int64_t bytes =
         late ? stand_in.allocated_bytes[i] : OutputBytes(*operation_, i, *batch_);
     if (bytes == 0) continue;
-    const Status status = batch_->gpu->CopyToDevice(operation_->buffers[i].output,
-                                                    stand_in.buffers[i].output, bytes);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(batch_->gpu->CopyToDevice(operation_->buffers[i].output,
+                                                   stand_in.buffers[i].output, bytes));
   }
   return Status::Ok();
 }
@@ -113,8 +111,7 @@ Status StartAll(const std::vector<Operation*>& operations, GpuBatch* batch,
   const GpuSpan span(batch->times.get(), GpuPhase::kCopyToHost);
   for (Operation* operation : operations) {
     staged->emplace_back(operation, batch);
-    const Status status = staged->back().Start(&stand_ins->emplace_back());
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(staged->back().Start(&stand_ins->emplace_back()));
   }
   return Status::Ok();
 }
@@ -133,15 +130,12 @@ Status HostStagingBackend::Run(const std::vector<Operation*>& operations,
   std::vector<StagedOperation> staged;
   Batch stand_ins;
   staged.reserve(operations.size());
-  const Status started = StartAll(operations, batch, &staged, &stand_ins);
-  if (!started.ok()) return started;
-  const Status copied = batch->AwaitStream();
-  if (!copied.ok()) return copied;
+  KHVD_RETURN_IF_ERROR(StartAll(operations, batch, &staged, &stand_ins));
+  KHVD_RETURN_IF_ERROR(batch->AwaitStream());
   if (!RunOnHost(stand_ins, batch)) return GivenUp();
   const GpuSpan span(batch->times.get(), GpuPhase::kCopyToGpu);
   for (size_t i = 0; i < staged.size(); ++i) {
-    const Status status = staged[i].Finish(*stand_ins[i]);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(staged[i].Finish(*stand_ins[i]));
   }
   return Status::Ok();
 }
@@ -168,8 +162,7 @@ Status CompareThroughHost(GpuBatch* batch) {
     }
     stand_ins.push_back(std::move(stand_in));
   }
-  const Status copied = batch->AwaitStream();
-  if (!copied.ok()) return copied;
+  KHVD_RETURN_IF_ERROR(batch->AwaitStream());
   if (batch->host.Begin() == nullptr || !batch->host.Compare(stand_ins)) {
     return GivenUp();
   }

@@ -55,15 +55,13 @@ Status Alltoall(const Operations& operations, GpuBatch* batch,
                 nccl::Communicator* communicator) {
   Operation* const operation = operations.front();
   std::vector<std::vector<int64_t>> splits;
-  Status status = batch->AllgatherValues(operation->splits, &splits);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(batch->AllgatherValues(operation->splits, &splits));
   nccl::AlltoallOptions alltoall;
   alltoall.sent = operation->splits;
   for (const std::vector<int64_t>& of : splits) {
     alltoall.received.push_back(of[batch->index]);
   }
-  status = batch->Allocate(operation, 0, alltoall.received);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(batch->Allocate(operation, 0, alltoall.received));
   alltoall.input = operation->buffers.front().input;
   alltoall.output = operation->buffers.front().output;
   alltoall.row_bytes = RowBytes(operation->description->tensors.front());

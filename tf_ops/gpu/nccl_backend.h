@@ -1,6 +1,5 @@
 // Collectives of GPU tensors by NCCL.
-#ifndef KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
-#define KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -30,5 +29,3 @@ class NcclBackend final : public GpuBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_

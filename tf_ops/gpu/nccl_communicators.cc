@@ -51,13 +51,12 @@ Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
   std::vector<int64_t> words(kMemberWords);
   memcpy(words.data(), &own, sizeof(own));
   std::vector<std::vector<int64_t>> all;
-  const Status status = batch->AllgatherValues(words, &all);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(batch->AllgatherValues(words, &all));
   members->resize(all.size());
   for (size_t i = 0; i < all.size(); ++i) {
     memcpy(&(*members)[i], all[i].data(), sizeof(Member));
   }
-  return status;
+  return Status::Ok();
 }
 
 nccl::Capabilities CapabilitiesOf(const std::vector<Member>& members) {
@@ -127,9 +126,8 @@ Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   bool all_have_nccl;
   nccl::Capabilities capabilities;
   Made communicator;
-  Status status = Agree(batch, &all_have_nccl, &capabilities);
-  if (status.ok() && all_have_nccl) status = Connect(batch, &communicator);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Agree(batch, &all_have_nccl, &capabilities));
+  if (all_have_nccl) KHVD_RETURN_IF_ERROR(Connect(batch, &communicator));
   std::unique_ptr<NcclBackend>& opened = backends_[process_set];
   if (communicator != nullptr) {
     opened = std::make_unique<NcclBackend>(
@@ -157,15 +155,14 @@ Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
   }
   std::vector<Member> members;
   const nccl::Library* const usable = reason.empty() ? library_.get() : nullptr;
-  const Status status = GatherMembers(batch, usable, &members);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(GatherMembers(batch, usable, &members));
   const Member& own = members[batch->index];
   const int sharing = FindSharing(members, batch->index);
   const int first = FirstWithout(members);
   *all_have_nccl = first < 0;
   *capabilities = CapabilitiesOf(members);
   another_warns_ |= first >= 0 && first != batch->index;
-  if (first != batch->index) return status;
+  if (first != batch->index) return Status::Ok();
   if (own.version == 0) {
     Warn("this rank cannot use NCCL: " + reason);
   } else if (own.version != members.front().version) {
@@ -179,7 +176,7 @@ Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
          ", which needs NCCL 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1; this is " +
          library_->text());
   }
-  return status;
+  return Status::Ok();
 }
 
 Status NcclCommunicators::OpenLibrary() {
@@ -224,12 +221,11 @@ Status NcclCommunicators::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* mad
   words.front() = own.ok();
   memcpy(words.data() + 1, id->bytes, sizeof(id->bytes));
   std::vector<std::vector<int64_t>> all;
-  const Status status = batch->AllgatherValues(words, &all);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(batch->AllgatherValues(words, &all));
   *made = all.front().front() != 0;
   memcpy(id->bytes, all.front().data() + 1, sizeof(id->bytes));
   if (!*made) DoWithoutNccl(own.message, batch->index == 0);
-  return status;
+  return Status::Ok();
 }
 
 // All members make a communicator and use it once, or none has one. From 2.22 on, NCCL
@@ -239,9 +235,8 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
                                       const std::function<Status(Made*)>& make,
                                       Made* communicator, bool* made) {
   char* number = nullptr;
-  Status status =
-      batch->TakeMemory(cuda::Memory::Space::kDevice, sizeof(float), &number);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(
+      batch->TakeMemory(cuda::Memory::Space::kDevice, sizeof(float), &number));
   CollectiveBackend* const backend = batch->host.Begin();
   if (backend == nullptr) return GivenUp();
   const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
@@ -250,6 +245,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   // Aborted only after all have reported errors, if nothing blocks: others might take
   // the abort for one.
   Made created;
+  Status status;
   try {
     status = make(&created);
     if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
@@ -301,21 +297,20 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
   Made part;
   bool made;
   const auto split = [&](Made* created) { return Split(members, created); };
-  const Status status = TryTogether(all, split, &part, &made);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(TryTogether(all, split, &part, &made));
   if (!made) {
     // Nothing is under way on any rank: each awaited that before it tried.
     for (auto each = backends_.rbegin(); each != backends_.rend(); ++each) {
       each->second.reset();
     }
-    return status;
+    return Status::Ok();
   }
   if (part != nullptr) {
     backends_[process_set] =
         std::make_unique<NcclBackend>(std::move(part), static_cast<int>(members.size()),
                                       whole->second->capabilities());
   }
-  return status;
+  return Status::Ok();
 }
 
 // Null on a rank that is not a member.
@@ -342,8 +337,7 @@ Status NcclCommunicators::Remove(int32_t process_set) {
 Status NcclCommunicators::AsyncError() const {
   for (const auto& [process_set, backend] : backends_) {
     if (backend == nullptr) continue;
-    const Status status = backend->communicator().AsyncError();
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(backend->communicator().AsyncError());
   }
   return Status::Ok();
 }
@@ -351,8 +345,7 @@ Status NcclCommunicators::AsyncError() const {
 Status NcclCommunicators::Finalize() {
   // The parts first: they may use resources of the whole communicator.
   while (!backends_.empty()) {
-    const Status status = Remove(backends_.rbegin()->first);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(Remove(backends_.rbegin()->first));
   }
   return Status::Ok();
 }

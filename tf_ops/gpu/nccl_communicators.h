@@ -9,8 +9,7 @@
 // memory. Later sets with a member that saw this do so too. If it was to be a split of
 // the communicator of all ranks, that one is unusable too, and all sets go through host
 // memory.
-#ifndef KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_
-#define KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -88,5 +87,3 @@ class NcclCommunicators {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_

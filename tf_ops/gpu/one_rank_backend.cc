@@ -1,5 +1,5 @@
-// See one_rank_backend.h.
-#include "tf_ops/gpu/one_rank_backend.h"
+// See gpu_backend.h.
+#include "tf_ops/gpu/gpu_backend.h"
 
 namespace keras_hvd {
 namespace {
@@ -9,8 +9,7 @@ Status CopyTensor(Operation* operation, size_t tensor, GpuBatch* batch) {
   int64_t bytes = Elements(description) * Bytes(description.dtype);
   if (HasOwnRows(operation->description->kind)) {
     const int64_t rows = operation->rows[tensor];
-    const Status status = batch->Allocate(operation, tensor, {rows});
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(batch->Allocate(operation, tensor, {rows}));
     bytes = rows * RowBytes(description);
   }
   const auto [input, output] = operation->buffers[tensor];
@@ -30,8 +29,7 @@ Status OneRankBackend::Run(const std::vector<Operation*>& operations, GpuBatch* 
   const GpuSpan span(batch->times.get(), GpuPhase::kCopyOnGpu);
   for (Operation* const operation : operations) {
     for (size_t i = 0; i < operation->buffers.size(); ++i) {
-      const Status status = CopyTensor(operation, i, batch);
-      if (!status.ok()) return status;
+      KHVD_RETURN_IF_ERROR(CopyTensor(operation, i, batch));
     }
   }
   return Status::Ok();

@@ -1,7 +1,6 @@
 // Temporary memory that a rank needs to run collectives of GPU tensors. It is kept for
 // the next time, because allocation takes longer than most collectives.
-#ifndef KERAS_HVD_TF_OPS_GPU_STAGING_H_
-#define KERAS_HVD_TF_OPS_GPU_STAGING_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -27,5 +26,3 @@ class Staging {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_STAGING_H_

@@ -1,4 +1,5 @@
 // KerasHvdAllgather: the ranks' tensors one after another, along the first dimension.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -6,6 +7,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -15,7 +17,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("KerasHvdAllgather")
     .Input("tensors: T")
@@ -27,12 +28,7 @@ REGISTER_OP("KerasHvdAllgather")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       for (int i = 0; i < c->num_inputs(); ++i) {
-        ShapeHandle gathered;
-        TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(i), 1, &gathered));
-        if (c->RankKnown(gathered)) {
-          TF_RETURN_IF_ERROR(c->ReplaceDim(gathered, 0, c->UnknownDim(), &gathered));
-        }
-        c->set_output(i, gathered);
+        TF_RETURN_IF_ERROR(SetOtherRows(i, c));
       }
       c->set_output(c->num_inputs(), c->Matrix(c->num_inputs(), c->UnknownDim()));
       return absl::OkStatus();
@@ -60,16 +56,8 @@ class AllgatherSubmission : public Submission {
       TF_RETURN_IF_ERROR(
           ctx()->allocate_output(tensors, TensorShape({tensors, count}), &first_dims_));
     }
-    int64_t rows = 0;
-    for (int32_t rank = 0; rank < count; ++rank) {
-      first_dims_->matrix<int64_t>()(tensor, rank) = first_dims[rank];
-      rows += first_dims[rank];
-    }
-    TensorShape shape = input(tensor).shape();
-    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
-    Tensor* gathered = nullptr;
-    TF_RETURN_IF_ERROR(ctx()->allocate_output(tensor, shape, &gathered));
-    return gathered->data();
+    std::copy_n(first_dims, count, &first_dims_->matrix<int64_t>()(tensor, 0));
+    return AllocateRows(tensor, first_dims, count);
   }
 
  private:
@@ -83,23 +71,15 @@ class AllgatherKernel : public CollectiveKernel {
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     auto submission = std::make_unique<AllgatherSubmission>(ctx, done);
     for (int i = 0; i < ctx->num_inputs(); ++i) {
-      OP_REQUIRES_ASYNC(
-          ctx, ctx->input(i).dims() >= 1,
-          absl::InvalidArgumentError(
-              "allgather joins tensors along their first dimension, and a "
-              "scalar has none: give it one, with tf.expand_dims(x, 0)"),
-          done);
+      OP_REQUIRES_OK_ASYNC(
+          ctx, RequireRows(ctx->input(i).dims(), "allgather joins tensors"), done);
       submission->Add(ctx->input(i), nullptr);
     }
     Submission::Submit(std::move(submission), Request(KHVD_ALLGATHER, ctx));
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdAllgather").Device(tensorflow::DEVICE_CPU),
-                        AllgatherKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("KerasHvdAllgather").Device(tensorflow::DEVICE_GPU).HostMemory("first_dims"),
-    AllgatherKernel);
+KERAS_HVD_REGISTER("KerasHvdAllgather", AllgatherKernel, .HostMemory("first_dims"));
 
 }  // namespace
 }  // namespace keras_hvd

@@ -6,6 +6,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -57,10 +58,7 @@ class AllreduceKernel : public ReductionKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_CPU),
-                        AllreduceKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_GPU),
-                        AllreduceKernel);
+KERAS_HVD_REGISTER("KerasHvdAllreduce", AllreduceKernel);
 
 }  // namespace
 }  // namespace keras_hvd

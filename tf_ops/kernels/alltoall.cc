@@ -8,6 +8,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -30,13 +31,9 @@ REGISTER_OP("KerasHvdAlltoall")
     .Attr("process_set: int = 0")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
-      ShapeHandle received, splits;
-      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &received));
+      ShapeHandle splits;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));
-      if (c->RankKnown(received)) {
-        TF_RETURN_IF_ERROR(c->ReplaceDim(received, 0, c->UnknownDim(), &received));
-      }
-      c->set_output(0, received);
+      TF_RETURN_IF_ERROR(SetOtherRows(0, c));
       c->set_output(1, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })
@@ -61,16 +58,8 @@ class AlltoallSubmission : public Submission {
                                  int32_t count) override {
     Tensor* splits = nullptr;
     TF_RETURN_IF_ERROR(ctx()->allocate_output(1, TensorShape({count}), &splits));
-    int64_t rows = 0;
-    for (int32_t rank = 0; rank < count; ++rank) {
-      splits->vec<int64_t>()(rank) = first_dims[rank];
-      rows += first_dims[rank];
-    }
-    TensorShape shape = input(0).shape();
-    TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
-    Tensor* received = nullptr;
-    TF_RETURN_IF_ERROR(ctx()->allocate_output(0, shape, &received));
-    return received->data();
+    std::copy_n(first_dims, count, splits->vec<int64_t>().data());
+    return AllocateRows(0, first_dims, count);
   }
 };
 
@@ -105,13 +94,8 @@ class AlltoallKernel : public CollectiveKernel {
   bool even_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdAlltoall").Device(tensorflow::DEVICE_CPU),
-                        AlltoallKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdAlltoall")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("splits")
-                            .HostMemory("received_splits"),
-                        AlltoallKernel);
+KERAS_HVD_REGISTER("KerasHvdAlltoall", AlltoallKernel,
+                   .HostMemory("splits").HostMemory("received_splits"));
 
 }  // namespace
 }  // namespace keras_hvd

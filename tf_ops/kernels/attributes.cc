@@ -23,6 +23,14 @@ absl::Status ReadScale(OpKernelConstruction* ctx, const char* attribute,
 
 }  // namespace
 
+absl::Status RequireRows(int dimensions, std::string_view does) {
+  if (dimensions >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(does,
+                   " along their first dimension, and a scalar has none: give "
+                   "it one, with tf.expand_dims(x, 0)"));
+}
+
 absl::Status ReadTensorName(OpKernelConstruction* ctx, std::string* name) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("tensor_name", name));
   if (!name->empty()) return absl::OkStatus();

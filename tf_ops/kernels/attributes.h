@@ -1,9 +1,9 @@
 // The attributes of the collective ops, as the CPU and XLA kernels read them.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
-#define KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,6 +34,9 @@ struct Bucket {
   std::string labels;  // see khvd_request
 };
 
+// An error if a tensor has no first dimension: `does` says of a collective what it
+// does along that.
+absl::Status RequireRows(int dimensions, std::string_view does);
 absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);
 absl::Status ReadProcessSet(tensorflow::OpKernelConstruction* ctx, int32_t* set);
 absl::Status ReadReduction(tensorflow::OpKernelConstruction* ctx, Reduction* reduction);
@@ -42,5 +45,3 @@ absl::Status ReadBuckets(tensorflow::OpKernelConstruction* ctx,
                          std::vector<Bucket>* buckets);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_

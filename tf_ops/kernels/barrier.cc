@@ -5,6 +5,7 @@
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -35,10 +36,7 @@ class BarrierKernel : public CollectiveKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdBarrier").Device(tensorflow::DEVICE_CPU),
-                        BarrierKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdBarrier").Device(tensorflow::DEVICE_GPU),
-                        BarrierKernel);
+KERAS_HVD_REGISTER("KerasHvdBarrier", BarrierKernel);
 
 }  // namespace
 }  // namespace keras_hvd

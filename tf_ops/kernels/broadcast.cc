@@ -5,6 +5,7 @@
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -51,10 +52,7 @@ class BroadcastKernel : public CollectiveKernel {
   int32_t root_rank_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdBroadcast").Device(tensorflow::DEVICE_CPU),
-                        BroadcastKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdBroadcast").Device(tensorflow::DEVICE_GPU),
-                        BroadcastKernel);
+KERAS_HVD_REGISTER("KerasHvdBroadcast", BroadcastKernel);
 
 }  // namespace
 }  // namespace keras_hvd

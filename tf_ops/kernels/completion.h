@@ -4,8 +4,7 @@
 // may submit the next collective and wait for it. A TensorFlow pool is not enough: if
 // its queue (1024 closures) is full, it runs a closure on the calling thread, and a
 // step with thousands of tensors fills the queue.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_COMPLETION_H_
-#define KERAS_HVD_TF_OPS_KERNELS_COMPLETION_H_
+#pragma once
 
 #include <functional>
 
@@ -22,5 +21,3 @@ absl::Status StartCompletionThread();
 void CompleteLater(std::function<void()> continuation);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_COMPLETION_H_

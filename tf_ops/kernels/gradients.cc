@@ -10,13 +10,13 @@
 // then called by itself: TensorFlow reuses that trace.
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 #include "tf_ops/kernels/submitter.h"
 
@@ -99,10 +99,7 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
   int32_t process_set_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdGradients").Device(tensorflow::DEVICE_CPU),
-                        GradientsKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdGradients").Device(tensorflow::DEVICE_GPU),
-                        GradientsKernel);
+KERAS_HVD_REGISTER("KerasHvdGradients", GradientsKernel);
 
 }  // namespace
 }  // namespace keras_hvd

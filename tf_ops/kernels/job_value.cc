@@ -9,6 +9,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
+#include "tf_ops/kernels/register.h"
 
 namespace keras_hvd {
 namespace {
@@ -106,15 +107,8 @@ class SameJobValueKernel : public tensorflow::OpKernel {
   std::string dataset_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdJobValue").Device(tensorflow::DEVICE_CPU),
-                        JobValueKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("KerasHvdJobValue").Device(tensorflow::DEVICE_GPU).HostMemory("value"),
-    JobValueKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdSameJobValue").Device(tensorflow::DEVICE_CPU),
-                        SameJobValueKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdSameJobValue").Device(tensorflow::DEVICE_GPU),
-                        SameJobValueKernel);
+KERAS_HVD_REGISTER("KerasHvdJobValue", JobValueKernel, .HostMemory("value"));
+KERAS_HVD_REGISTER("KerasHvdSameJobValue", SameJobValueKernel);
 
 }  // namespace
 

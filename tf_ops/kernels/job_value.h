@@ -1,7 +1,6 @@
 // A number of this process's job, as an op's value, and the check that it is still what
 // a trace or a compiled program took it for.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_
-#define KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -42,5 +41,3 @@ std::string PlaceInJob();
 absl::Status RequireSame(std::string_view op, const FixedValue& fixed);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_

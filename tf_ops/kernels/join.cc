@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/env.h"
 #include "tf_ops/engine/c_api.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -43,10 +44,7 @@ class JoinKernel : public tensorflow::AsyncOpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdJoin").Device(tensorflow::DEVICE_CPU),
-                        JoinKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("KerasHvdJoin").Device(tensorflow::DEVICE_GPU).HostMemory("last"), JoinKernel);
+KERAS_HVD_REGISTER("KerasHvdJoin", JoinKernel, .HostMemory("last"));
 
 }  // namespace
 }  // namespace keras_hvd

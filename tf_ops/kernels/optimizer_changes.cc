@@ -8,6 +8,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
+#include "tf_ops/kernels/register.h"
 
 namespace keras_hvd {
 namespace {
@@ -102,10 +103,7 @@ class RequireUnchangedKernel : public tensorflow::OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdNoteChange").Device(tensorflow::DEVICE_CPU),
                         NoteChangeKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdRequireUnchanged").Device(tensorflow::DEVICE_CPU),
-                        RequireUnchangedKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdRequireUnchanged").Device(tensorflow::DEVICE_GPU),
-                        RequireUnchangedKernel);
+KERAS_HVD_REGISTER("KerasHvdRequireUnchanged", RequireUnchangedKernel);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
@@ -16,7 +17,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("KerasHvdReducescatter")
     .Input("tensors: T")
@@ -30,12 +30,7 @@ REGISTER_OP("KerasHvdReducescatter")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       for (int i = 0; i < c->num_inputs(); ++i) {
-        ShapeHandle reduced;
-        TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(i), 1, &reduced));
-        if (c->RankKnown(reduced)) {
-          TF_RETURN_IF_ERROR(c->ReplaceDim(reduced, 0, c->UnknownDim(), &reduced));
-        }
-        c->set_output(i, reduced);
+        TF_RETURN_IF_ERROR(SetOtherRows(i, c));
       }
       return absl::OkStatus();
     })
@@ -62,12 +57,8 @@ class ReducescatterKernel : public ReductionKernel {
     auto submission = std::make_unique<Submission>(ctx, done);
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       TensorShape shape = ctx->input(i).shape();
-      OP_REQUIRES_ASYNC(
-          ctx, shape.dims() >= 1,
-          absl::InvalidArgumentError(
-              "reducescatter splits tensors along their first dimension, and a scalar "
-              "has none: give it one, with tf.expand_dims(x, 0)"),
-          done);
+      OP_REQUIRES_OK_ASYNC(
+          ctx, RequireRows(shape.dims(), "reducescatter splits tensors"), done);
       // If the engine does not know the number, it reports so when it gets the request.
       const int64_t rows = khvd_scattered_rows(process_set(), shape.dim_size(0));
       OP_REQUIRES_OK_ASYNC(ctx, shape.SetDimWithStatus(0, std::max<int64_t>(rows, 0)),
@@ -80,10 +71,7 @@ class ReducescatterKernel : public ReductionKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdReducescatter").Device(tensorflow::DEVICE_CPU),
-                        ReducescatterKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdReducescatter").Device(tensorflow::DEVICE_GPU),
-                        ReducescatterKernel);
+KERAS_HVD_REGISTER("KerasHvdReducescatter", ReducescatterKernel);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -1,6 +1,5 @@
 // The end of a started request, for use by an op other than the one that started it.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_
-#define KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -71,5 +70,3 @@ struct DeleteOnceEnded {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_

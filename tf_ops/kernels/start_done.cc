@@ -24,7 +24,7 @@
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 #include "tf_ops/kernels/completion.h"
-#include "tf_ops/kernels/gpu_stream.h"
+#include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/request_end.h"
 #include "tf_ops/kernels/submit.h"
 #include "tf_ops/kernels/trace.h"
@@ -262,16 +262,8 @@ class DoneKernel : public tensorflow::AsyncOpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("KerasHvdStart").Device(tensorflow::DEVICE_CPU),
-                        StartKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("KerasHvdStart").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
-    StartKernel);
-REGISTER_KERNEL_BUILDER(Name("KerasHvdDone").Device(tensorflow::DEVICE_CPU),
-                        DoneKernel);
-REGISTER_KERNEL_BUILDER(
-    Name("KerasHvdDone").Device(tensorflow::DEVICE_GPU).HostMemory("handles"),
-    DoneKernel);
+KERAS_HVD_REGISTER("KerasHvdStart", StartKernel, .HostMemory("handle"));
+KERAS_HVD_REGISTER("KerasHvdDone", DoneKernel, .HostMemory("handles"));
 
 }  // namespace
 }  // namespace keras_hvd

@@ -1,11 +1,15 @@
 // Requests from TensorFlow to the engine and back; see submit.h.
 #include "tf_ops/kernels/submit.h"
 
+#include <numeric>
+
+#include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tf_ops/kernels/completion.h"
-#include "tf_ops/kernels/gpu_stream.h"
+#include "tf_ops/kernels/element_types.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/trace.h"
+#include "xla/stream_executor/stream.h"
 
 namespace keras_hvd {
 namespace {
@@ -17,47 +21,23 @@ using tensorflow::Tensor;
 // integers that store them.
 khvd_dtype EngineType(tensorflow::DataType dtype) {
   switch (dtype) {
-    case tensorflow::DT_UINT8:
+#define KERAS_HVD_TYPE(ENGINE, TENSORFLOW, XLA) \
+  case tensorflow::DT_##TENSORFLOW:             \
+    return KHVD_##ENGINE;
+    KERAS_HVD_ELEMENT_TYPES(KERAS_HVD_TYPE)
+#undef KERAS_HVD_TYPE
     case tensorflow::DT_QUINT8:
     case tensorflow::DT_UINT4:
       return KHVD_UINT8;
-    case tensorflow::DT_INT8:
     case tensorflow::DT_QINT8:
     case tensorflow::DT_INT4:
       return KHVD_INT8;
-    case tensorflow::DT_INT32:
-    case tensorflow::DT_QINT32:
-      return KHVD_INT32;
-    case tensorflow::DT_INT64:
-      return KHVD_INT64;
-    case tensorflow::DT_HALF:
-      return KHVD_FLOAT16;
-    case tensorflow::DT_BFLOAT16:
-      return KHVD_BFLOAT16;
-    case tensorflow::DT_FLOAT:
-      return KHVD_FLOAT32;
-    case tensorflow::DT_DOUBLE:
-      return KHVD_FLOAT64;
-    case tensorflow::DT_BOOL:
-      return KHVD_BOOL;
-    case tensorflow::DT_UINT32:
-      return KHVD_UINT32;
-    case tensorflow::DT_UINT64:
-      return KHVD_UINT64;
-    case tensorflow::DT_FLOAT8_E5M2:
-      return KHVD_FLOAT8_E5M2;
-    case tensorflow::DT_FLOAT8_E4M3FN:
-      return KHVD_FLOAT8_E4M3FN;
-    case tensorflow::DT_INT16:
     case tensorflow::DT_QINT16:
       return KHVD_INT16;
-    case tensorflow::DT_UINT16:
     case tensorflow::DT_QUINT16:
       return KHVD_UINT16;
-    case tensorflow::DT_COMPLEX64:
-      return KHVD_COMPLEX64;
-    case tensorflow::DT_COMPLEX128:
-      return KHVD_COMPLEX128;
+    case tensorflow::DT_QINT32:
+      return KHVD_INT32;
     default:  // refused by the engine
       return static_cast<khvd_dtype>(-1);
   }
@@ -76,6 +56,16 @@ bool MayDrive(const tensorflow::OpKernel& op) {
 thread_local const void* submitting = nullptr;
 
 }  // namespace
+
+absl::Status SetOtherRows(int index, tensorflow::shape_inference::InferenceContext* c) {
+  tensorflow::shape_inference::ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(index), 1, &shape));
+  if (c->RankKnown(shape)) {
+    TF_RETURN_IF_ERROR(c->ReplaceDim(shape, 0, c->UnknownDim(), &shape));
+  }
+  c->set_output(index, shape);
+  return absl::OkStatus();
+}
 
 absl::Status EngineStatus(int code, std::string_view message) {
   switch (code) {
@@ -147,6 +137,15 @@ void EngineTensors::AddTo(khvd_request* request) const {
   request->tensors = tensors_.data();
 }
 
+void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request) {
+  // A barrier has no work on a GPU: it is passed when the ranks have reached it.
+  if (request->count == 0) return;
+  tensorflow::DeviceContext* const device = ctx->op_device_context();
+  if (device == nullptr || device->stream() == nullptr) return;
+  request->on_gpu = 1;
+  request->stream = device->stream()->platform_specific_handle().stream;
+}
+
 void Submission::Add(const Tensor& input, Tensor* output) {
   inputs_.push_back(input);
   outputs_.push_back(output == nullptr ? nullptr : output->data());
@@ -186,6 +185,17 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
 
 absl::StatusOr<void*> Submission::Allocate(int32_t, const int64_t*, int32_t) {
   return absl::InternalError("this collective's results are allocated at its start");
+}
+
+absl::StatusOr<void*> Submission::AllocateRows(int32_t tensor,
+                                               const int64_t* first_dims,
+                                               int32_t count) {
+  tensorflow::TensorShape shape = inputs_[tensor].shape();
+  const int64_t rows = std::accumulate(first_dims, first_dims + count, int64_t{0});
+  TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
+  Tensor* result = nullptr;
+  TF_RETURN_IF_ERROR(ctx_->allocate_output(tensor, shape, &result));
+  return result->data();
 }
 
 void* Submission::AllocateResult(void* context, int32_t tensor,

@@ -1,7 +1,6 @@
 // What the collective kernels share: common attributes, and submission of requests to
 // the engine while TensorFlow keeps their buffers alive.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
-#define KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
@@ -47,6 +47,10 @@ class ReductionKernel : public CollectiveKernel {
   std::string labels_;
 };
 
+// In a shape function: an output has the shape of the input with the same index, but
+// another number of rows.
+absl::Status SetOtherRows(int index, tensorflow::shape_inference::InferenceContext* c);
+
 // Converts an error of the engine to TensorFlow's.
 absl::Status EngineStatus(int code, std::string_view message);
 
@@ -63,6 +67,10 @@ class EngineTensors {
   std::vector<absl::InlinedVector<int64_t, 4>> shapes_;
   std::vector<khvd_tensor> tensors_;
 };
+
+// Marks a request, which already has its tensors, as on a GPU if the kernel runs on
+// one. If the engine cannot use that GPU, it reports so.
+void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request);
 
 // One run of a kernel, from ComputeAsync to TensorFlow's continuation.
 //
@@ -99,8 +107,11 @@ class Submission {
   virtual absl::StatusOr<void*> Allocate(int32_t tensor, const int64_t* first_dims,
                                          int32_t count);
 
+  // Allocates the result of a tensor: as many rows as all ranks give.
+  absl::StatusOr<void*> AllocateRows(int32_t tensor, const int64_t* first_dims,
+                                     int32_t count);
+
   tensorflow::OpKernelContext* ctx() const { return ctx_; }
-  const tensorflow::Tensor& input(int index) const { return inputs_[index]; }
 
  private:
   static void Ended(void* context, int code, const char* message);
@@ -116,5 +127,3 @@ class Submission {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_

@@ -1,8 +1,7 @@
 // Shows collectives in TensorFlow's profiler: an event at the start, on the thread that
 // submits it, and one at the end. In between the collective is under way, whatever else
 // these threads do. Does nothing unless a profiler runs.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
-#define KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
+#pragma once
 
 #include <string_view>
 
@@ -22,5 +21,3 @@ inline void TraceEnd(std::string_view name) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_TRACE_H_

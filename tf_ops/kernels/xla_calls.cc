@@ -22,7 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/completion.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/trace.h"

@@ -24,8 +24,7 @@
 // error waits, as that of any other request, until XLA can free the program's buffers.
 //
 // On a GPU a token has no numbers, and done ends differently: see xla_gpu_calls.cc.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
-#define KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -63,5 +62,3 @@ struct CompiledRequest {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_

@@ -207,6 +207,11 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
   explicit CollectiveXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, StartCompletionThread());
     OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
+    // The gradients of a step have several.
+    if (ctx->HasAttr("tensor_name")) {
+      OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+    }
+    if (ctx->HasAttr("reduce_op")) OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
  protected:
@@ -216,13 +221,17 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
     request.name = name;
     request.submitter = static_cast<int64_t>(NextSubmitter());
     request.process_set = process_set_;
+    reduction_.AddTo(&request);
     return request;
   }
+  Request NewRequest(khvd_kind kind) const { return NewRequest(kind, tensor_name_); }
 
   int32_t process_set() const { return process_set_; }
 
  private:
   int32_t process_set_ = 0;
+  std::string tensor_name_;
+  Reduction reduction_;
 };
 
 // Emits a start, the next one in its computation, with a token of its own.
@@ -301,21 +310,25 @@ absl::StatusOr<int32_t> Fix(XlaOpKernelContext* ctx, const JobValue& which) {
   return *value;
 }
 
-// Emits a whole collective with results that have the shapes of its inputs.
+// Emits a whole collective, whose results are the op's first outputs.
+void CompileWhole(XlaOpKernelContext* ctx, const Request& request, const Values& inputs,
+                  absl::Span<const xla::Shape> results) {
+  const absl::StatusOr<Started> started = Start(ctx, request, inputs, results);
+  OP_REQUIRES_OK(ctx, started.status());
+  int output = 0;
+  for (const xla::XlaOp result : Done(ctx, *started)) ctx->SetOutput(output++, result);
+}
+
+// The same, with results that have the shapes of its inputs.
 void CompileUnchanged(XlaOpKernelContext* ctx, const Request& request) {
   const absl::StatusOr<Values> inputs = InputsOf(ctx);
   OP_REQUIRES_OK(ctx, inputs.status());
-  const absl::StatusOr<Started> started = Start(ctx, request, *inputs, inputs->shapes);
-  OP_REQUIRES_OK(ctx, started.status());
-  const std::vector<xla::XlaOp> results = Done(ctx, *started);
-  for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, results[i]);
+  CompileWhole(ctx, request, *inputs, inputs->shapes);
 }
 
 class AllreduceXlaKernel : public CollectiveXlaKernel {
  public:
   explicit AllreduceXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
-    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels_));
   }
 
@@ -325,15 +338,12 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
 
  protected:
   Request NewAllreduce() const {
-    Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
+    Request request = NewRequest(KHVD_ALLREDUCE);
     request.labels = labels_;
-    reduction_.AddTo(&request);
     return request;
   }
 
  private:
-  std::string tensor_name_;
-  Reduction reduction_;
   std::string labels_;
 };
 
@@ -372,31 +382,24 @@ class DoneXlaKernel : public tensorflow::XlaOpKernel {
 class BroadcastXlaKernel : public CollectiveXlaKernel {
  public:
   explicit BroadcastXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("root_rank", &root_rank_));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    Request request = NewRequest(KHVD_BROADCAST, tensor_name_);
+    Request request = NewRequest(KHVD_BROADCAST);
     request.root = root_rank_;
     CompileUnchanged(ctx, request);
   }
 
  private:
-  std::string tensor_name_;
   int32_t root_rank_ = 0;
 };
 
 // The first dimensions of tensors that are joined or split along them.
-absl::Status ReadRows(const Values& inputs, std::string_view what,
+absl::Status ReadRows(const Values& inputs, std::string_view does,
                       std::vector<int64_t>* rows) {
   for (const xla::Shape& shape : inputs.shapes) {
-    if (shape.dimensions().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what,
-                       " tensors along their first dimension, and a scalar has "
-                       "none: give it one, with tf.expand_dims(x, 0)"));
-    }
+    TF_RETURN_IF_ERROR(RequireRows(static_cast<int>(shape.dimensions().size()), does));
     rows->push_back(shape.dimensions(0));
   }
   return absl::OkStatus();
@@ -404,9 +407,7 @@ absl::Status ReadRows(const Values& inputs, std::string_view what,
 
 class AllgatherXlaKernel : public CollectiveXlaKernel {
  public:
-  explicit AllgatherXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
-  }
+  using CollectiveXlaKernel::CollectiveXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<int32_t> fixed = Fix(ctx, {"size", process_set()});
@@ -414,19 +415,17 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
     const int64_t size = *fixed;
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
-    Request request = NewRequest(KHVD_ALLGATHER, tensor_name_);
-    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "allgather joins", &request.rows));
+    Request request = NewRequest(KHVD_ALLGATHER);
+    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "allgather joins tensors", &request.rows));
     std::vector<xla::Shape> gathered = inputs->shapes;
     for (xla::Shape& shape : gathered) {
       shape.set_dimensions(0, shape.dimensions(0) * size);
     }
-    const absl::StatusOr<Started> started = Start(ctx, request, *inputs, gathered);
-    OP_REQUIRES_OK(ctx, started.status());
-    const std::vector<xla::XlaOp> results = Done(ctx, *started);
-    const int count = ctx->num_inputs();
-    for (int i = 0; i < count; ++i) ctx->SetOutput(i, results[i]);
+    CompileWhole(ctx, request, *inputs, gathered);
+    if (!ctx->status().ok()) return;
 
     // If ranks differ in it, the request fails: see xla_calls.cc.
+    const int count = ctx->num_inputs();
     tensorflow::Tensor first_dims(tensorflow::DT_INT64,
                                   tensorflow::TensorShape({count, size}));
     for (int i = 0; i < count; ++i) {
@@ -436,15 +435,11 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
     }
     ctx->SetConstantOutput(count, first_dims);
   }
-
- private:
-  std::string tensor_name_;
 };
 
 class AlltoallXlaKernel : public CollectiveXlaKernel {
  public:
   explicit AlltoallXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("even", &even_));
   }
 
@@ -459,38 +454,28 @@ class AlltoallXlaKernel : public CollectiveXlaKernel {
       inputs->values.pop_back();
       inputs->shapes.pop_back();
     }
-    Request request = NewRequest(KHVD_ALLTOALL, tensor_name_);
-    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "alltoall splits", &request.rows));
+    Request request = NewRequest(KHVD_ALLTOALL);
+    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "alltoall splits tensors", &request.rows));
     request.rows.resize(1);
     const xla::Shape received_splits =
         xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, {*size}, {0});
-    const absl::StatusOr<Started> started =
-        Start(ctx, request, *inputs, {inputs->shapes[0], received_splits});
-    OP_REQUIRES_OK(ctx, started.status());
-    const std::vector<xla::XlaOp> results = Done(ctx, *started);
-    ctx->SetOutput(0, results[0]);
-    ctx->SetOutput(1, results[1]);
+    CompileWhole(ctx, request, *inputs, {inputs->shapes[0], received_splits});
   }
 
  private:
-  std::string tensor_name_;
   bool even_ = false;
 };
 
 class ReducescatterXlaKernel : public CollectiveXlaKernel {
  public:
-  explicit ReducescatterXlaKernel(OpKernelConstruction* ctx)
-      : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
-    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
-  }
+  using CollectiveXlaKernel::CollectiveXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
-    Request request = NewRequest(KHVD_REDUCESCATTER, tensor_name_);
-    reduction_.AddTo(&request);
-    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "reducescatter splits", &request.rows));
+    Request request = NewRequest(KHVD_REDUCESCATTER);
+    OP_REQUIRES_OK(ctx,
+                   ReadRows(*inputs, "reducescatter splits tensors", &request.rows));
     for (const char* const quantity : {"size", "rank"}) {
       OP_REQUIRES_OK(ctx, Fix(ctx, {quantity, process_set()}).status());
     }
@@ -498,42 +483,29 @@ class ReducescatterXlaKernel : public CollectiveXlaKernel {
     for (xla::Shape& shape : scattered) {
       shape.set_dimensions(0, khvd_scattered_rows(process_set(), shape.dimensions(0)));
     }
-    const absl::StatusOr<Started> started = Start(ctx, request, *inputs, scattered);
-    OP_REQUIRES_OK(ctx, started.status());
-    const std::vector<xla::XlaOp> results = Done(ctx, *started);
-    for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, results[i]);
+    CompileWhole(ctx, request, *inputs, scattered);
   }
-
- private:
-  std::string tensor_name_;
-  Reduction reduction_;
 };
 
 class BarrierXlaKernel : public CollectiveXlaKernel {
  public:
-  explicit BarrierXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
-  }
+  using CollectiveXlaKernel::CollectiveXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<Started> started =
-        Start(ctx, NewRequest(KHVD_BARRIER, tensor_name_), {}, {});
+        Start(ctx, NewRequest(KHVD_BARRIER), {}, {});
     OP_REQUIRES_OK(ctx, started.status());
     // Whatever is compiled after it, such as the next barrier, also starts after it.
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
     OP_REQUIRES_OK(ctx, chain.status());
     (*chain)->last = Done(ctx, *started)[0];
   }
-
- private:
-  std::string tensor_name_;
 };
 
 class GradientsXlaKernel : public CollectiveXlaKernel {
  public:
   explicit GradientsXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadBuckets(ctx, &buckets_));
-    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
   // Backprop must not wait for a bucket in any way. So nothing between the first start
@@ -573,7 +545,6 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
                       int64_t first, int64_t index) const {
     const Bucket& bucket = buckets_[index];
     Request request = NewRequest(KHVD_ALLREDUCE, bucket.name);
-    reduction_.AddTo(&request);
     request.labels = bucket.labels;
     request.slot = static_cast<int32_t>(1 + index);
     Started started;
@@ -598,7 +569,6 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   }
 
   std::vector<Bucket> buckets_;
-  Reduction reduction_;
 };
 
 // A constant, so that shapes can depend on it.

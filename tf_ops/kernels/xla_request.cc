@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "tf_ops/kernels/element_types.h"
 #include "tf_ops/kernels/job_value.h"
 
 namespace keras_hvd {
@@ -17,40 +18,11 @@ namespace ffi = xla::ffi;
 
 khvd_dtype EngineType(ffi::DataType dtype) {
   switch (dtype) {
-    case ffi::U8:
-      return KHVD_UINT8;
-    case ffi::S8:
-      return KHVD_INT8;
-    case ffi::S32:
-      return KHVD_INT32;
-    case ffi::S64:
-      return KHVD_INT64;
-    case ffi::F16:
-      return KHVD_FLOAT16;
-    case ffi::BF16:
-      return KHVD_BFLOAT16;
-    case ffi::F32:
-      return KHVD_FLOAT32;
-    case ffi::F64:
-      return KHVD_FLOAT64;
-    case ffi::PRED:
-      return KHVD_BOOL;
-    case ffi::U32:
-      return KHVD_UINT32;
-    case ffi::U64:
-      return KHVD_UINT64;
-    case ffi::F8E5M2:
-      return KHVD_FLOAT8_E5M2;
-    case ffi::F8E4M3FN:
-      return KHVD_FLOAT8_E4M3FN;
-    case ffi::S16:
-      return KHVD_INT16;
-    case ffi::U16:
-      return KHVD_UINT16;
-    case ffi::C64:
-      return KHVD_COMPLEX64;
-    case ffi::C128:
-      return KHVD_COMPLEX128;
+#define KERAS_HVD_TYPE(ENGINE, TENSORFLOW, XLA) \
+  case ffi::XLA:                                \
+    return KHVD_##ENGINE;
+    KERAS_HVD_ELEMENT_TYPES(KERAS_HVD_TYPE)
+#undef KERAS_HVD_TYPE
     default:  // refused by the engine
       return static_cast<khvd_dtype>(-1);
   }
@@ -162,12 +134,13 @@ ProgramRequest::ProgramRequest(const DecodedRequest& compiled,
 
 // Sets the tensors' first dimensions to those of this rank.
 void ProgramRequest::SetRows(const DecodedRequest& compiled, FixedResults* results) {
-  const bool own_rows =
-      compiled.kind == KHVD_ALLGATHER || compiled.kind == KHVD_ALLTOALL;
+#define KHVD_KIND(UPPER, Camel, lower, tensors, group, reduces, rows, own, parts) own,
+  static constexpr bool kHaveOwnRows[] = {KHVD_KINDS(KHVD_KIND)};
+#undef KHVD_KIND
   for (size_t i = 0; i < compiled.rows.size(); ++i) {
     khvd_tensor& tensor = tensors_[i];
     const int64_t rows = compiled.rows[i];
-    if (own_rows) {
+    if (kHaveOwnRows[compiled.kind]) {
       results->Add(rows, tensor.shape[0], std::exchange(tensor.output, nullptr));
     }
     shapes_.emplace_back(tensor.shape, tensor.shape + tensor.rank).front() = rows;

@@ -1,7 +1,6 @@
 // The request of a program compiled by XLA, as its custom calls' handlers receive it:
 // the parts common to CPU and GPU.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
-#define KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -105,5 +104,3 @@ class ProgramRequest {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_

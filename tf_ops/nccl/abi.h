@@ -1,7 +1,6 @@
 // The part of NCCL's interface that keras_hvd uses, declared here as in NCCL 2.19, the
 // oldest supported version. Later versions only add to it.
-#ifndef KERAS_HVD_TF_OPS_NCCL_ABI_H_
-#define KERAS_HVD_TF_OPS_NCCL_ABI_H_
+#pragma once
 
 #include <climits>
 #include <cstddef>
@@ -127,5 +126,3 @@ struct Functions {
 };
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_ABI_H_

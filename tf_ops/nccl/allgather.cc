@@ -2,7 +2,6 @@
 #include "tf_ops/nccl/allgather.h"
 
 #include <algorithm>
-#include <functional>
 
 namespace keras_hvd::nccl {
 namespace {
@@ -33,8 +32,7 @@ Status GatherUneven(const AllgatherTensor& tensor, Communicator* communicator) {
     const Result result = communicator->library()->broadcast(
         member == communicator->index() ? tensor.input : place, place, bytes,
         Type::kUint8, member, communicator->comm(), communicator->stream());
-    Status status = communicator->Check(result, "ncclBroadcast");
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclBroadcast"));
     place += bytes;
   }
   return Status::Ok();
@@ -49,9 +47,8 @@ Status Allgather(const AllgatherOptions& options, Communicator* communicator) {
   return communicator->Group([&] {
     for (const AllgatherTensor& tensor : options.tensors) {
       if (IsEmpty(tensor)) continue;
-      Status status = IsEven(tensor) ? GatherEven(tensor, communicator)
-                                     : GatherUneven(tensor, communicator);
-      if (!status.ok()) return status;
+      KHVD_RETURN_IF_ERROR(IsEven(tensor) ? GatherEven(tensor, communicator)
+                                          : GatherUneven(tensor, communicator));
     }
     return Status::Ok();
   });

@@ -1,6 +1,5 @@
 // Allgather of tensors on GPUs.
-#ifndef KERAS_HVD_TF_OPS_NCCL_ALLGATHER_H_
-#define KERAS_HVD_TF_OPS_NCCL_ALLGATHER_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -24,5 +23,3 @@ struct AllgatherOptions {
 Status Allgather(const AllgatherOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_ALLGATHER_H_

@@ -11,8 +11,7 @@ Status Allreduce(const AllreduceOptions& options, Communicator* communicator) {
   tensors.reserve(options.tensors.size());
   for (const AllreduceTensor& tensor : options.tensors) {
     if (tensor.elements == 0) continue;
-    Status status = ops.Add(tensor.dtype, communicator);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(ops.Add(tensor.dtype, communicator));
     tensors.push_back(&tensor);
   }
   if (tensors.empty()) return Status::Ok();
@@ -21,8 +20,7 @@ Status Allreduce(const AllreduceOptions& options, Communicator* communicator) {
       const Result result = communicator->library()->all_reduce(
           tensor->input, tensor->output, tensor->elements, TypeOf(tensor->dtype),
           ops.Of(tensor->dtype), communicator->comm(), communicator->stream());
-      Status status = communicator->Check(result, "ncclAllReduce");
-      if (!status.ok()) return status;
+      KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclAllReduce"));
     }
     return Status::Ok();
   });

@@ -1,6 +1,5 @@
 // Allreduce of tensors on GPUs.
-#ifndef KERAS_HVD_TF_OPS_NCCL_ALLREDUCE_H_
-#define KERAS_HVD_TF_OPS_NCCL_ALLREDUCE_H_
+#pragma once
 
 #include <vector>
 
@@ -19,5 +18,3 @@ struct AllreduceOptions {
 Status Allreduce(const AllreduceOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_ALLREDUCE_H_

@@ -17,8 +17,7 @@ Status Send(const AlltoallOptions& options, Communicator* communicator) {
     if (bytes == 0) continue;
     const Result result = communicator->library()->send(
         place, bytes, Type::kUint8, peer, communicator->comm(), communicator->stream());
-    Status status = communicator->Check(result, "ncclSend");
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclSend"));
     place += bytes;
   }
   return Status::Ok();
@@ -31,8 +30,7 @@ Status Receive(const AlltoallOptions& options, Communicator* communicator) {
     if (bytes == 0) continue;
     const Result result = communicator->library()->receive(
         place, bytes, Type::kUint8, peer, communicator->comm(), communicator->stream());
-    Status status = communicator->Check(result, "ncclRecv");
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclRecv"));
     place += bytes;
   }
   return Status::Ok();

@@ -1,6 +1,5 @@
 // Alltoall of a tensor on GPUs.
-#ifndef KERAS_HVD_TF_OPS_NCCL_ALLTOALL_H_
-#define KERAS_HVD_TF_OPS_NCCL_ALLTOALL_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -21,5 +20,3 @@ struct AlltoallOptions {
 Status Alltoall(const AlltoallOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_ALLTOALL_H_

@@ -1,7 +1,6 @@
 // Alltoall on GPUs, of even and uneven parts.
 #include "tf_ops/nccl/alltoall.h"
 
-#include <numeric>
 #include <random>
 
 #include "tf_ops/nccl/testing.h"

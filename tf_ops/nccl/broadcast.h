@@ -1,6 +1,5 @@
 // Broadcast of a tensor on GPUs.
-#ifndef KERAS_HVD_TF_OPS_NCCL_BROADCAST_H_
-#define KERAS_HVD_TF_OPS_NCCL_BROADCAST_H_
+#pragma once
 
 #include "tf_ops/collectives/broadcast.h"
 #include "tf_ops/nccl/communicator.h"
@@ -11,5 +10,3 @@ namespace keras_hvd::nccl {
 Status Broadcast(const BroadcastOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_BROADCAST_H_

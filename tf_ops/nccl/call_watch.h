@@ -7,8 +7,7 @@
 // caller would do while it waits, with the caller's state, until the call returns or
 // there is nothing to wait for any more. Then it aborts, which makes NCCL return. If it
 // does not, that is said.
-#ifndef KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_
-#define KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -97,5 +96,3 @@ class CallWatch {
 };
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_

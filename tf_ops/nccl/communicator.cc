@@ -142,8 +142,8 @@ Status Communicator::Group(const std::function<Status()>& calls) {
   if (!usable()) return Unusable("ncclGroupStart");
   Result ended = Result::kSuccess;
   Status status = Guarded("ncclGroupEnd", [&] {
-    Status begun = Check(library()->group_start(), "ncclGroupStart");
-    if (!begun.ok()) return begun;
+    KHVD_RETURN_IF_ERROR(Check(library()->group_start(), "ncclGroupStart"));
+    Status begun;
     try {
       begun = calls();
     } catch (const std::exception& error) {
@@ -160,8 +160,7 @@ Status Communicator::AsyncError() const {
   if (!usable()) return Unusable("ncclCommGetAsyncError");
   Result state = Result::kSuccess;
   const Result result = library()->async_error(comm_, &state);
-  Status status = Check(result, "ncclCommGetAsyncError");
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(Check(result, "ncclCommGetAsyncError"));
   return Check(state, "a collective that it had begun");
 }
 
@@ -177,9 +176,8 @@ Status Communicator::Finalize() {
   const Comm comm = std::exchange(comm_, nullptr);
   status = library().Check(library()->destroy(comm), "ncclCommDestroy", nullptr);
   if (!status.ok() || !is_whole_) return status;
-  status = control_->Await(control_->comm, library()->finalize(control_->comm),
-                           "ncclCommFinalize");
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(control_->Await(
+      control_->comm, library()->finalize(control_->comm), "ncclCommFinalize"));
   return library().Check(library()->destroy(std::exchange(control_->comm, nullptr)),
                          "ncclCommDestroy", nullptr);
 }

@@ -10,12 +10,10 @@
 // call was given up, and after any error, only Abort is possible.
 //
 // A communicator's calls come from one thread, with the GPU's context current.
-#ifndef KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
-#define KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
+#pragma once
 
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "tf_ops/cuda/abi.h"
 #include "tf_ops/nccl/call_watch.h"
@@ -96,5 +94,3 @@ class Communicator {
 };
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_

@@ -49,25 +49,22 @@ std::string VersionText(int version) {
 Status Library::Open(const std::string& path, std::shared_ptr<const Library>* library) {
   DynamicLibrary found;
   // PyTorch, for instance, brings an NCCL of its own.
-  Status status = DynamicLibrary::OpenBesideOthers(
-      path.empty() ? kName : path, Missing(path), "ncclGetVersion", &found);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(DynamicLibrary::OpenBesideOthers(
+      path.empty() ? kName : path, Missing(path), "ncclGetVersion", &found));
   std::shared_ptr<Library> opened(new Library());
   Functions& functions = opened->functions_;
   // An old library lacks functions; its version is the better thing to report.
-  status = found.Find("ncclGetVersion", &functions.version);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(found.Find("ncclGetVersion", &functions.version));
   const Result result = functions.version(&opened->version_);
   if (result != Result::kSuccess) {
     return Status::Internal("ncclGetVersion of " + found.path() + " failed: error " +
                             std::to_string(static_cast<int>(result)));
   }
-  status = CheckVersion(opened->version_, found.path());
-  if (status.ok()) status = Find(found, &functions);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(CheckVersion(opened->version_, found.path()));
+  KHVD_RETURN_IF_ERROR(Find(found, &functions));
   opened->text_ = "NCCL " + VersionText(opened->version_) + " (" + found.path() + ")";
   *library = std::move(opened);
-  return status;
+  return Status::Ok();
 }
 
 Status Library::Check(Result result, const char* name, Comm comm) const {

@@ -1,6 +1,5 @@
 // NCCL, opened at run time.
-#ifndef KERAS_HVD_TF_OPS_NCCL_LIBRARY_H_
-#define KERAS_HVD_TF_OPS_NCCL_LIBRARY_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -40,5 +39,3 @@ class Library {
 };
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_LIBRARY_H_

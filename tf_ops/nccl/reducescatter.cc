@@ -29,8 +29,7 @@ Status ReduceUneven(const ReducescatterTensor& tensor, Op op,
         static_cast<const char*>(tensor.input) + start * row_bytes, tensor.output,
         rows * tensor.row_elements, TypeOf(tensor.dtype), op, member,
         communicator->comm(), communicator->stream());
-    Status status = communicator->Check(result, "ncclReduce");
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclReduce"));
   }
   return Status::Ok();
 }
@@ -42,8 +41,7 @@ Status Reducescatter(const ReducescatterOptions& options, Communicator* communic
   std::vector<const ReducescatterTensor*> tensors;
   for (const ReducescatterTensor& tensor : options.tensors) {
     if (tensor.rows * tensor.row_elements == 0) continue;
-    Status status = ops.Add(tensor.dtype, communicator);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(ops.Add(tensor.dtype, communicator));
     tensors.push_back(&tensor);
   }
   if (tensors.empty()) return Status::Ok();
@@ -51,9 +49,8 @@ Status Reducescatter(const ReducescatterOptions& options, Communicator* communic
     for (const ReducescatterTensor* tensor : tensors) {
       const Op op = ops.Of(tensor->dtype);
       const bool even = tensor->rows % communicator->count() == 0;
-      Status status = even ? ReduceEven(*tensor, op, communicator)
-                           : ReduceUneven(*tensor, op, communicator);
-      if (!status.ok()) return status;
+      KHVD_RETURN_IF_ERROR(even ? ReduceEven(*tensor, op, communicator)
+                                : ReduceUneven(*tensor, op, communicator));
     }
     return Status::Ok();
   });

@@ -1,6 +1,5 @@
 // Reducescatter of tensors on GPUs.
-#ifndef KERAS_HVD_TF_OPS_NCCL_REDUCESCATTER_H_
-#define KERAS_HVD_TF_OPS_NCCL_REDUCESCATTER_H_
+#pragma once
 
 #include "tf_ops/collectives/reducescatter.h"
 #include "tf_ops/nccl/communicator.h"
@@ -12,5 +11,3 @@ namespace keras_hvd::nccl {
 Status Reducescatter(const ReducescatterOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_REDUCESCATTER_H_

@@ -1,6 +1,5 @@
 // Finds the NCCL reduction that matches the requested one, if any.
-#ifndef KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
-#define KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
+#pragma once
 
 #include <array>
 #include <optional>
@@ -61,5 +60,3 @@ class ScopedOps {
 };
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_

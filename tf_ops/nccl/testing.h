@@ -1,7 +1,6 @@
 // For tests of NCCL's collectives: ranks as threads over libraries that stand in for
 // CUDA and NCCL.
-#ifndef KERAS_HVD_TF_OPS_NCCL_TESTING_H_
-#define KERAS_HVD_TF_OPS_NCCL_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -260,5 +259,3 @@ inline const std::vector<Reduction>& SomeReductions() {
 }
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_TESTING_H_

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
 
 #include "tf_ops/nccl/library.h"
 #include "tf_ops/testing/gpu/stand_in.h"

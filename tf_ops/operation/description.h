@@ -1,6 +1,5 @@
 // A rank's description of a request, for matching it with the peers' requests.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_DESCRIPTION_H_
-#define KERAS_HVD_TF_OPS_OPERATION_DESCRIPTION_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -72,5 +71,3 @@ std::string FirstDifference(const Description& description, const Description& o
 std::string RankList(const std::vector<int>& ranks);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_DESCRIPTION_H_

@@ -1,8 +1,7 @@
 // Small tensors travel within the coordination messages: a rank's input with its
 // submission, the result with the decision. The ranks then meet once, instead of again
 // to exchange the data after the decision.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_INLINE_TENSORS_H_
-#define KERAS_HVD_TF_OPS_OPERATION_INLINE_TENSORS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -35,5 +34,3 @@ void AppendResults(const Description& description,
 bool UnpackResults(std::string_view* from, const Operation& operation);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_INLINE_TENSORS_H_

@@ -1,6 +1,5 @@
 // The kinds of collectives and what each needs: the C API's table, for C++.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_KIND_H_
-#define KERAS_HVD_TF_OPS_OPERATION_KIND_H_
+#pragma once
 
 #include <cstdint>
 #include <iterator>
@@ -51,5 +50,3 @@ inline bool HasOwnRows(Kind kind) { return TraitsOf(kind).has_own_rows; }
 inline bool Reduces(Kind kind) { return TraitsOf(kind).reduces; }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_KIND_H_

@@ -1,7 +1,6 @@
 // Descriptions of earlier requests: a request that is made again needs no new one, with
 // its allocations for each tensor.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_KNOWN_DESCRIPTIONS_H_
-#define KERAS_HVD_TF_OPS_OPERATION_KNOWN_DESCRIPTIONS_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -41,5 +40,3 @@ class KnownDescriptions {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_KNOWN_DESCRIPTIONS_H_

@@ -1,6 +1,5 @@
 // Lines for people, on standard error: which are written, and in what format.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_LOG_H_
-#define KERAS_HVD_TF_OPS_OPERATION_LOG_H_
+#pragma once
 
 #include <string>
 
@@ -27,5 +26,3 @@ bool LogEnabled(LogLevel level);
 void Log(int rank, LogLevel level, const std::string& text);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_LOG_H_

@@ -1,6 +1,5 @@
 // A pending request: its description, its data, and what is called at its end.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_OPERATION_H_
-#define KERAS_HVD_TF_OPS_OPERATION_OPERATION_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -75,5 +74,3 @@ using Batch = std::vector<std::unique_ptr<Operation>>;
 int64_t InputBytes(const Batch& batch);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_OPERATION_H_

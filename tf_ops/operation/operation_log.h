@@ -1,7 +1,6 @@
 // A rank's record of its last operations, readable by the other ranks: after a death or
 // a stall, one report can say where every rank was.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_OPERATION_LOG_H_
-#define KERAS_HVD_TF_OPS_OPERATION_OPERATION_LOG_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -30,5 +29,3 @@ class OperationLog {
 std::string ReportOperations(JobState* job);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_OPERATION_LOG_H_

@@ -1,6 +1,5 @@
 // The process sets that this rank knows, and the requests that they rule out.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_
-#define KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -39,5 +38,3 @@ class ProcessSets {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_

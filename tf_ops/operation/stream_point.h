@@ -1,7 +1,6 @@
 // The position of a GPU request in its caller's stream: after what the caller has put
 // there before, and before what follows.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_
-#define KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_
+#pragma once
 
 #include <sched.h>
 
@@ -70,5 +69,3 @@ struct StreamPoint {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <csignal>
-#include <new>
 #include <sstream>
 #include <thread>
 

@@ -1,7 +1,6 @@
 // For tests of what we declare ourselves of other libraries: whether a call that is
 // compiled with our declaration is one that the library's own headers describe.
-#ifndef KERAS_HVD_TF_OPS_TESTING_ABI_H_
-#define KERAS_HVD_TF_OPS_TESTING_ABI_H_
+#pragma once
 
 #include <type_traits>
 
@@ -57,5 +56,3 @@ template <typename A, typename B>
 inline constexpr bool kPassesAs = PassesAs<A, B>::Value();
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_ABI_H_

@@ -2,8 +2,7 @@
 //
 // Fork them before the test starts a thread: a thread sanitizer ends a child that is
 // forked from several threads and starts one itself.
-#ifndef KERAS_HVD_TF_OPS_TESTING_CHILD_H_
-#define KERAS_HVD_TF_OPS_TESTING_CHILD_H_
+#pragma once
 
 #include <errno.h>
 #include <gtest/gtest.h>
@@ -101,5 +100,3 @@ class Child {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_CHILD_H_

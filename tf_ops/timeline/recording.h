@@ -5,8 +5,7 @@
 // which something happened is that in which at least one such thing did, exact to the
 // nanosecond, but for what ends more than half a second after its step: of that, what
 // lies before the next step is left out.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_RECORDING_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_RECORDING_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -106,5 +105,3 @@ class Recording {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_RECORDING_H_

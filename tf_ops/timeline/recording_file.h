@@ -6,8 +6,7 @@
 // stretches are merged into a second table, which then takes the place of the first, so
 // that a reader, or a kill, never meets half of that. keras_hvd/report/recording.py
 // reads it.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_RECORDING_FILE_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_RECORDING_FILE_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -91,5 +90,3 @@ class RecordingFile {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_RECORDING_FILE_H_

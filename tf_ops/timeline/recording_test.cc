@@ -17,8 +17,8 @@
 
 #include "tf_ops/collectives/phase_recorder.h"
 #include "tf_ops/testing/child.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/segment.h"
-#include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
 namespace {
@@ -94,7 +94,7 @@ class Job {
  public:
   explicit Job(int size) : size_(size) {
     EXPECT_TRUE(Segment::CreateLocal(size, 4096, &segment_).ok());
-    state_ = std::make_unique<SharedJobState>(segment_, 0);
+    state_ = std::make_unique<JobState>(segment_, 0);
   }
 
   void Open(const std::string& path) {
@@ -157,7 +157,7 @@ class Job {
   const int size_;
   uint64_t batch_ = 0;
   std::shared_ptr<Segment> segment_;
-  std::unique_ptr<SharedJobState> state_;
+  std::unique_ptr<JobState> state_;
   RecordingFile file_;
   std::unique_ptr<Recording> recording_;
 };

@@ -56,8 +56,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
                                    "'");
   }
   auto file = std::make_unique<TimelineFile>();
-  const Status status = file->Open(path);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(file->Open(path));
   path_ = path;
   {
     std::lock_guard<std::mutex> written(written_);
@@ -100,8 +99,7 @@ Status Timeline::StartRecording(const std::string& path) {
   }
   auto file = std::make_unique<RecordingFile>();
   const int64_t now = TimelineNow();
-  const Status status = file->Open(path, job_->size(), now);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(file->Open(path, job_->size(), now));
   {
     std::lock_guard<std::mutex> written(written_);
     recording_file_ = std::move(file);

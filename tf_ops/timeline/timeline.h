@@ -11,8 +11,7 @@
 // Only the coordinator writes: it knows when each rank submitted what. All ranks of a
 // host read the same clock. While a timeline is written, they send the time along with
 // each submission. No rank waits for another to start or stop the timeline.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_
+#pragma once
 
 #include <atomic>
 #include <condition_variable>
@@ -138,5 +137,3 @@ class Timeline : public PhaseRecorder {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_

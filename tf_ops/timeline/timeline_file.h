@@ -4,8 +4,7 @@
 // A process can be killed in the middle of a write, which the kernel then cuts at the
 // end of a page. Hence no write here crosses the end of a page of the file: what no
 // longer fits begins on the next page, after spaces.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -52,5 +51,3 @@ class TimelineFile {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_

@@ -11,7 +11,6 @@
 #include <random>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "tf_ops/testing/child.h"
 

@@ -1,7 +1,6 @@
 // The driving thread's records for the timeline, and the ring that passes them to the
 // thread that writes them.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_RECORD_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_RECORD_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -88,5 +87,3 @@ class TimelineRing {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_RECORD_H_

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <ctime>
-#include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/phase_recorder.h"
@@ -103,8 +101,7 @@ TimelineWriter::TimelineWriter(TimelineFile* file, const JobState* job, int64_t 
   BeginLine("start", "M");
   line_ += ",\"args\":{\"time\":";
   AppendInteger(time(nullptr), &line_);
-  line_ += ",\"size\":";
-  AppendInteger(size, &line_);
+  AddNumber("size", size);
   EndLine("}}");
 }
 
@@ -144,8 +141,7 @@ void TimelineWriter::AddSkipped(int64_t time, int64_t requests, int64_t phases) 
   AddTime("ts", time - start_);
   line_ += ",\"s\":\"g\",\"args\":{\"requests\":";
   AppendInteger(requests, &line_);
-  line_ += ",\"phases\":";
-  AppendInteger(phases, &line_);
+  AddNumber("phases", phases);
   EndLine("}}");
 }
 
@@ -230,10 +226,8 @@ void TimelineWriter::WriteCollective(const TimelineRecord& record) {
     BeginSpan(what + UpperCase(Name(request.kind)), request.row, batch->second.began,
               record.times[0]);
     BeginArguments(record.batch);
-    line_ += ",\"requests\":";
-    AppendInteger(requests, &line_);
-    line_ += ",\"bytes\":";
-    AppendInteger(request.size, &line_);
+    AddNumber("requests", requests);
+    AddNumber("bytes", request.size);
     if (record.number == 0) line_ += ",\"failed\":true";
     EndLine("}}");
   }
@@ -245,8 +239,7 @@ void TimelineWriter::WriteCollective(const TimelineRecord& record) {
 void TimelineWriter::WriteMissing(const TimelineRecord& record) {
   const int row = FindRow(*record.description, record.times[0]);
   BeginLine("WAITING_FOR_RANK", "i");
-  line_ += ",\"tid\":";
-  AppendInteger(row, &line_);
+  AddNumber("tid", row);
   AddTime("ts", record.times[1] - start_);
   line_ += ",\"s\":\"t\",\"args\":{\"rank\":";
   AppendInteger(record.number, &line_);
@@ -302,8 +295,7 @@ int TimelineWriter::NewOtherRow(int process, const std::string& process_name,
   BeginLine("process_name", "M", process);
   EndLine(",\"args\":{\"name\":\"" + process_name + "\"}}");
   BeginLine("thread_name", "M", process);
-  line_ += ",\"tid\":";
-  AppendInteger(row, &line_);
+  AddNumber("tid", row);
   EndLine(",\"args\":{\"name\":\"" + name + "\"}}");
   return row;
 }
@@ -335,8 +327,7 @@ int TimelineWriter::NewRow(const Description& description, size_t same_name) {
   const int row = static_cast<int>(rows_.size());
   rows_.emplace_back();
   BeginLine("thread_name", "M");
-  line_ += ",\"tid\":";
-  AppendInteger(row, &line_);
+  AddNumber("tid", row);
   std::string name = Escape(description.name);
   if (description.process_set != 0) {
     name += " (process set " + std::to_string(description.process_set) + ")";
@@ -363,10 +354,16 @@ void TimelineWriter::BeginLine(std::string_view name, const char* type, int proc
 void TimelineWriter::BeginSpan(std::string_view name, int row, int64_t begin,
                                int64_t end, int process) {
   BeginLine(name, "X", process);
-  line_ += ",\"tid\":";
-  AppendInteger(row, &line_);
+  AddNumber("tid", row);
   AddTime("ts", begin - start_);
   AddTime("dur", end - begin);
+}
+
+void TimelineWriter::AddNumber(std::string_view field, int64_t number) {
+  line_ += ",\"";
+  line_ += field;
+  line_ += "\":";
+  AppendInteger(number, &line_);
 }
 
 void TimelineWriter::AddTime(std::string_view field, int64_t time) {

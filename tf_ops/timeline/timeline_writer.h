@@ -5,8 +5,7 @@
 // As viewers require, events of one row are nested or follow each other: a request
 // submitted while another of the same name is under way gets its own row. Work on the
 // GPU has one row, because it has one stream there.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -78,6 +77,7 @@ class TimelineWriter {
   void BeginLine(std::string_view name, const char* type, int process = kHost);
   void BeginSpan(std::string_view name, int row, int64_t begin, int64_t end,
                  int process = kHost);
+  void AddNumber(std::string_view field, int64_t number);
   void AddTime(std::string_view field, int64_t time);
   void BeginArguments(uint64_t batch);
   void EndLine(std::string_view end);
@@ -95,5 +95,3 @@ class TimelineWriter {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_

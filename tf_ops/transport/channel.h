@@ -3,8 +3,7 @@
 // Neither end ever blocks. When a receiver has no room, the rest of a message stays
 // with the sender until a later Flush. A receiver that makes room wakes the sender's
 // rank.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
+#pragma once
 
 #include <memory>
 #include <string_view>
@@ -73,5 +72,3 @@ class Channels {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_

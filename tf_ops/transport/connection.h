@@ -1,6 +1,5 @@
 // The bytes of a connection to another host, in the clear or over TLS.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_CONNECTION_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_CONNECTION_H_
+#pragma once
 
 #include <sys/uio.h>
 
@@ -55,5 +54,3 @@ class Connection {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_CONNECTION_H_

@@ -1,6 +1,5 @@
 // The control groups of this process, which limit what it may use.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_GROUPS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_GROUPS_H_
+#pragma once
 
 #include <string>
 #include <vector>
@@ -15,5 +14,3 @@ std::vector<std::string> ControlGroups(const std::string& controller,
                                        const std::string& mount);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_GROUPS_H_

@@ -2,8 +2,7 @@
 //
 // It carries frames: a type and any bytes, complete and in order. Neither end ever
 // blocks: what the socket does not take waits here until a later Flush.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_
+#pragma once
 
 #include <chrono>
 #include <cstddef>
@@ -96,5 +95,3 @@ class ControlLink {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_

@@ -1,6 +1,5 @@
 // How many cores a job may use on this host.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_CORES_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_CORES_H_
+#pragma once
 
 #include <string>
 
@@ -21,5 +20,3 @@ int CountCores(Segment* segment);
 double QuotaCores(const std::string& groups_file, const std::string& mount);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_CORES_H_

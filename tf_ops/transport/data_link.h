@@ -3,8 +3,7 @@
 // Bytes come out of the callers' memory and get into it in the order of their posting,
 // and carry no headers: both ends know what comes next. Only what has been posted is
 // received, so a sender that is ahead is held up.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -105,5 +104,3 @@ class DataLink {
 using DataLinks = std::vector<std::shared_ptr<DataLink>>;
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_

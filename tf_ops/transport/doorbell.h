@@ -5,8 +5,7 @@
 // it sleeps. One of the two always sees the other, so no wake is lost. A wake costs
 // more than most of the events rung for, so a ring says what it is about and a sleeper
 // says what it listens to.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_DOORBELL_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_DOORBELL_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -52,5 +51,3 @@ bool FutexWait(std::atomic<uint32_t>* word, uint32_t expected,
 void FutexWake(std::atomic<uint32_t>* word);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_DOORBELL_H_

@@ -1,7 +1,6 @@
 // A shared library that is opened at run time and stays open: such libraries may have
 // threads of their own.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_DYNAMIC_LIBRARY_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_DYNAMIC_LIBRARY_H_
+#pragma once
 
 #include <string>
 
@@ -43,5 +42,3 @@ class DynamicLibrary {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_DYNAMIC_LIBRARY_H_

@@ -85,7 +85,7 @@ std::string FailureFrame(const Status& failure) {
          failure.message;
 }
 
-FailureWave::FailureWave(const Topology& topology, SharedJobState* job,
+FailureWave::FailureWave(const Topology& topology, JobState* job,
                          const std::vector<ControlLink*>& control,
                          std::vector<std::unique_ptr<ControlLink>> links)
     : topology_(topology), job_(*job), own_links_(std::move(links)) {

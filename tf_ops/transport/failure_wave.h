@@ -8,8 +8,7 @@
 // If a host is lost, those below it turn to the one above it, or to host 1 if that was
 // the coordinator's. Nobody waits for a lost host, nor for long for a silent one, which
 // is then passed over as if it were lost.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
+#pragma once
 
 #include <chrono>
 #include <map>
@@ -19,7 +18,7 @@
 #include <vector>
 
 #include "tf_ops/transport/control_link.h"
-#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
@@ -37,7 +36,7 @@ class FailureWave {
 
   // `control`: a leader's links to the leaders next to it, which stay the caller's.
   // `links`: those of LinkPurpose::kFailure.
-  FailureWave(const Topology& topology, SharedJobState* job,
+  FailureWave(const Topology& topology, JobState* job,
               const std::vector<ControlLink*>& control,
               std::vector<std::unique_ptr<ControlLink>> links);
 
@@ -92,7 +91,7 @@ class FailureWave {
   void TakeAccounts(std::string_view bytes);
 
   const Topology topology_;
-  SharedJobState& job_;
+  JobState& job_;
   const std::vector<std::unique_ptr<ControlLink>> own_links_;
   std::map<int, Contact> contacts_;                             // by host
   std::map<int, std::unique_ptr<OperationHistory>> histories_;  // by rank
@@ -104,5 +103,3 @@ class FailureWave {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_

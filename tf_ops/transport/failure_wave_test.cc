@@ -26,7 +26,7 @@ class Host {
   Host(const Topology& topology, const std::vector<Link>& links)
       : rank_(topology.rank()) {
     EXPECT_TRUE(Segment::CreateLocal(1, kExchange, &segment_).ok());
-    job_ = std::make_unique<SharedJobState>(segment_, topology);
+    job_ = std::make_unique<JobState>(segment_, topology);
     std::vector<ControlLink*> control;
     std::vector<std::unique_ptr<ControlLink>> own;
     for (const Link& link : links) {
@@ -73,7 +73,7 @@ class Host {
  private:
   const int rank_;
   std::shared_ptr<Segment> segment_;
-  std::unique_ptr<SharedJobState> job_;
+  std::unique_ptr<JobState> job_;
   std::vector<std::unique_ptr<ControlLink>> control_;
   std::unique_ptr<FailureWave> wave_;
 };
@@ -215,7 +215,7 @@ TEST_F(FailureWaveTest, WhatIsMalformedIsPassedOver) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(1, kExchange, &segment).ok());
   const Topology topology(0, {0, 1});
-  SharedJobState job(segment, topology);
+  JobState job(segment, topology);
   FailureWave wave(topology, &job, {&from_1}, {});
   for (const std::string& bytes : {std::string("abc"), FailureFrame({Code::kOk, "no"}),
                                    FailureFrame({static_cast<Code>(99), "no"})}) {

@@ -9,8 +9,7 @@
 // * KERAS_HVD_FAULT_SEED: the seed of the delays.
 // * KERAS_HVD_FAULT_KILL_AT: the point, counted from 1, at which SIGKILL comes.
 // * KERAS_HVD_FAULT_STOP_AT: the same for SIGSTOP; somebody else sends SIGCONT.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_
+#pragma once
 
 namespace keras_hvd {
 
@@ -23,5 +22,3 @@ inline void FaultPoint() {}
 #endif
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_

@@ -1,7 +1,6 @@
 // A futex that the kernel marks, and whose waiters it wakes, when the thread that holds
 // it ends, in whatever way.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_HELD_FUTEX_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_HELD_FUTEX_H_
+#pragma once
 
 #include <linux/futex.h>
 
@@ -29,5 +28,3 @@ class HeldFutex {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_HELD_FUTEX_H_

@@ -2,7 +2,6 @@
 #include "tf_ops/transport/hosts_channels.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 namespace keras_hvd {

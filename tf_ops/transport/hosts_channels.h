@@ -1,7 +1,6 @@
 // The channels of a job on several hosts: shared memory within a host, the tree of
 // leaders between hosts.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_CHANNELS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_CHANNELS_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -32,5 +31,3 @@ class HostsChannels final : public SharedMemoryChannels {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_CHANNELS_H_

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "tf_ops/transport/liveness.h"
 
@@ -81,7 +80,7 @@ HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology
                              std::vector<std::unique_ptr<ControlLink>> links,
                              std::vector<std::unique_ptr<ControlLink>> failure_links,
                              std::chrono::seconds host_timeout)
-    : SharedJobState(segment, topology),
+    : JobState(segment, topology),
       names_(std::move(names)),
       exchange_bytes_(segment->exchange_bytes()),
       wave_(topology, this, Borrow(links), std::move(failure_links)) {
@@ -96,24 +95,24 @@ HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology
 // ---- The ranks
 
 std::string HostsJobState::Describe(int rank) const {
-  if (topology().is_local(rank)) return SharedJobState::Describe(rank);
+  if (topology().is_local(rank)) return JobState::Describe(rank);
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(names_[rank].pid) +
          " on " + names_[rank].host + ")";
 }
 
 std::string HostsJobState::Obstacle(int rank) const {
-  if (topology().is_local(rank)) return SharedJobState::Obstacle(rank);
+  if (topology().is_local(rank)) return JobState::Obstacle(rank);
   const auto told = process_states_.find(rank);
   return told == process_states_.end() ? "" : ObstacleOf(told->second);
 }
 
 // Other hosts' leaders say for whom something waits; see CoordinatorService.
 bool HostsJobState::HasShutDown(int rank) const {
-  return topology().is_local(rank) && SharedJobState::HasShutDown(rank);
+  return topology().is_local(rank) && JobState::HasShutDown(rank);
 }
 
 bool HostsJobState::HasLeftBefore(int rank, uint64_t decision) const {
-  if (topology().is_local(rank)) return SharedJobState::HasLeftBefore(rank, decision);
+  if (topology().is_local(rank)) return JobState::HasLeftBefore(rank, decision);
   // The coordinator sees to ranks that are not above.
   const int above = HostsAbove(rank);
   if (above >= SegmentHeader::kMostAbove) return false;
@@ -133,7 +132,7 @@ int HostsJobState::HostsAbove(int rank) const {
 }
 
 OperationHistory& HostsJobState::History(int rank) {
-  if (topology().is_local(rank)) return SharedJobState::History(rank);
+  if (topology().is_local(rank)) return JobState::History(rank);
   OperationHistory* const told = wave_.FindHistory(rank);
   return told == nullptr ? none_ : *told;
 }
@@ -144,11 +143,11 @@ bool HostsJobState::HasHistory(int rank) const {
 
 std::string HostsJobState::HowItLeft(int rank) const {
   if (!topology().is_local(rank)) return kUsualWayToLeave;
-  return SharedJobState::HowItLeft(rank);
+  return JobState::HowItLeft(rank);
 }
 
 void HostsJobState::ShutDown() {
-  SharedJobState::ShutDown();
+  JobState::ShutDown();
   const Clock::time_point deadline = Clock::now() + kFarewell;
   const LeaderDeparture departure = {rank(), 0, CarriedOut(rank())};
   QueueForAll(FrameType::kDeparture, AsBytes(departure), /*above=*/true);
@@ -197,22 +196,7 @@ void HostsJobState::TakeSign(Neighbor* from, std::string_view bytes) {
 
 // ---- What the coordinator says for all
 
-void HostsJobState::set_compares_outputs(bool compares) {
-  SharedJobState::set_compares_outputs(compares);
-  ChangeSettings();
-}
-
-void HostsJobState::set_timeline_on(bool on) {
-  SharedJobState::set_timeline_on(on);
-  ChangeSettings();
-}
-
-void HostsJobState::set_timeline_paused(bool paused) {
-  SharedJobState::set_timeline_paused(paused);
-  ChangeSettings();
-}
-
-void HostsJobState::ChangeSettings() {
+void HostsJobState::NoteSettings() {
   settings_changed_.store(true);
   bell().Ring();
 }
@@ -237,9 +221,9 @@ void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
              names_[rank()].host);
     return;
   }
-  SharedJobState::set_compares_outputs(settings.check != 0);
-  SharedJobState::set_timeline_on(settings.timeline_on != 0);
-  SharedJobState::set_timeline_paused(settings.timeline_paused != 0);
+  header().check.store(settings.check);
+  header().timeline_on.store(settings.timeline_on);
+  header().timeline_paused.store(settings.timeline_paused);
   QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
 }
 
@@ -372,7 +356,7 @@ void HostsJobState::AwaitAllKnow() {
 // The rank that speaks for the topmost host reports.
 bool HostsJobState::ClaimFailureReport() {
   while (Failed() && wave_.IsTop() && !wave_.AllKnow(Clock::now())) AwaitOthers();
-  return wave_.Reports() && SharedJobState::ClaimFailureReport();
+  return wave_.Reports() && JobState::ClaimFailureReport();
 }
 
 // ---- Neighbors

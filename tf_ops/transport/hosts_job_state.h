@@ -3,8 +3,7 @@
 //
 // Leaders are connected in a tree. What concerns all goes from the host where it
 // happens to all others, along the tree.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_
+#pragma once
 
 #include <atomic>
 #include <deque>
@@ -17,8 +16,8 @@
 
 #include "tf_ops/transport/control_link.h"
 #include "tf_ops/transport/failure_wave.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/reachability.h"
-#include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
 
@@ -28,7 +27,7 @@ struct RankName {
   std::string host;
 };
 
-class HostsJobState final : public SharedJobState {
+class HostsJobState final : public JobState {
  public:
   // `names`: of all ranks. `links`: a leader's, to the leaders above and directly
   // below. `failure_links`: those for when the job fails. `host_timeout`: after how
@@ -51,10 +50,6 @@ class HostsJobState final : public SharedJobState {
   bool ClaimFailureReport() override;
   void AskForSigns() override;
   bool IsSilent(int rank) const override;
-
-  void set_compares_outputs(bool compares) override;
-  void set_timeline_on(bool on) override;
-  void set_timeline_paused(bool paused) override;
 
   std::vector<int> Behind(uint64_t decisions) override;
   uint64_t AskedAbout() const override { return asked_about_; }
@@ -120,7 +115,7 @@ class HostsJobState final : public SharedJobState {
   // `above` too, or only below.
   void QueueForAll(FrameType type, std::string_view bytes, bool above);
   void QueueAbove(FrameType type, std::string_view bytes);
-  void ChangeSettings();
+  void NoteSettings() override;
 
   const std::vector<RankName> names_;
   const int64_t exchange_bytes_;
@@ -135,5 +130,3 @@ class HostsJobState final : public SharedJobState {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_

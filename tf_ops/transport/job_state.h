@@ -1,34 +1,19 @@
 // What the ranks of a job know about each other and the job, apart from messages: who
 // they are, who has left, whether the job has failed, and how to wake a rank.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_
+//
+// Ranks of one host share it in their segment. With other hosts there is more to know:
+// see hosts_job_state.h.
+#pragma once
 
-#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "tf_ops/transport/doorbell.h"
-#include "tf_ops/transport/status.h"
+#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
-
-// One entry of the record of a rank's latest operations. Only that rank writes it. A
-// reader may see a half-changed entry, which is good enough for a report.
-struct OperationRecord {
-  static constexpr int kNameWords = 12;
-  std::atomic<uint64_t> time_ns;
-  std::atomic<uint32_t> phase;
-  std::atomic<uint32_t> kind;
-  std::atomic<uint64_t> name[kNameWords];
-};
-
-// A rank's latest operations; entry n is at n modulo kRecords.
-struct OperationHistory {
-  static constexpr int kRecords = 64;
-  std::atomic<uint64_t> written;
-  OperationRecord records[kRecords];
-};
 
 // A batch that the leader of another host has carried out.
 struct BatchElsewhere {
@@ -42,7 +27,9 @@ struct BatchElsewhere {
 // One rank's view of the job. Any thread may call it.
 class JobState {
  public:
-  JobState(int rank, int size) : rank_(rank), size_(size) {}
+  // The job has no other ranks than those that share the segment.
+  JobState(std::shared_ptr<Segment> segment, int rank);
+  JobState(std::shared_ptr<Segment> segment, Topology topology);
   virtual ~JobState() = default;
 
   // The rank that decides what runs when.
@@ -51,18 +38,18 @@ class JobState {
   static constexpr char kUsualWayToLeave[] = "its script ended or called shutdown";
 
   // This rank, in 0..size-1.
-  int rank() const { return rank_; }
-  bool is_coordinator() const { return rank_ == kCoordinator; }
-  int size() const { return size_; }
+  int rank() const { return topology_.rank(); }
+  bool is_coordinator() const { return rank() == kCoordinator; }
+  int size() const { return topology_.size(); }
 
   // ---- Failure
 
-  virtual bool Failed() const = 0;
+  bool Failed() const;
   // The first failure of the job, or OK.
-  virtual Status Failure() const = 0;
+  Status Failure() const;
   // Records the job's first failure and wakes everybody. `dead`: the rank that died, or
   // -1. Returns false if another failure was first.
-  virtual bool Fail(Code code, const std::string& text, int dead = -1) = 0;
+  bool Fail(Code code, const std::string& text, int dead = -1);
 
   // Returns when all ranks that can be reached know of the failure, or after two
   // seconds. Only the driving thread may call it.
@@ -71,27 +58,29 @@ class JobState {
   // ---- What one rank reports for all: each is true for the first that asks.
 
   // May wait a second for other hosts' accounts. Only the driving thread may call it.
-  virtual bool ClaimFailureReport() = 0;
-  virtual bool ClaimGpuWarning() = 0;
+  virtual bool ClaimFailureReport();
+  bool ClaimGpuWarning();
   // Claims the report for the batch with this number. All ranks number batches alike.
-  virtual bool ClaimStallReport(uint64_t batch) = 0;
+  bool ClaimStallReport(uint64_t batch);
 
   // ---- The ranks
 
   // "rank 2 (pid 4242 on host7)".
-  virtual std::string Describe(int rank) const = 0;
+  virtual std::string Describe(int rank) const;
   // Why a rank's process is not running, to end a sentence about it; "" if nothing is
   // known.
-  virtual std::string Obstacle(int rank) const = 0;
+  virtual std::string Obstacle(int rank) const;
   // Whether a rank has left cleanly; false for those of other hosts.
-  virtual bool HasShutDown(int rank) const = 0;
+  virtual bool HasShutDown(int rank) const;
+  // Whether a rank of this host has died or left.
+  bool HasGone(int rank) const;
   // Leaves the job cleanly and rings for everybody.
-  virtual void ShutDown() = 0;
+  virtual void ShutDown();
   // How a rank has left, to follow "has left the job: ". Of those of other hosts only
   // the usual is known.
-  virtual std::string HowItLeft(int) const { return kUsualWayToLeave; }
+  virtual std::string HowItLeft(int rank) const;
   // Says how this rank leaves, if not in the usual way. Call it before ShutDown.
-  virtual void SayHowItLeaves(const std::string&) {}
+  void SayHowItLeaves(const std::string& how);
   // Asks the leaders next to this rank for a sign of life, which takes a moment, and
   // those below whether their ranks' processes run; if something waits for one of them.
   virtual void AskForSigns() {}
@@ -99,18 +88,18 @@ class JobState {
   virtual bool IsSilent(int) const { return false; }
   // A rank that has left cleanly and without which nothing is decided for this one: the
   // coordinator, or a leader on the way to it; -1 if there is none.
-  virtual int DepartedAbove() const = 0;
+  int DepartedAbove() const;
   // Whether this rank has left or is crashing.
-  virtual bool has_departed() const = 0;
+  bool has_departed() const;
   // How many of the coordinator's decisions a rank of this host has carried out. The
   // number stops growing when the rank leaves.
-  virtual uint64_t CarriedOut(int rank) const = 0;
+  uint64_t CarriedOut(int rank) const;
   // Whether a rank has left cleanly without carrying out the decision of this number,
   // from 1 on. Of other hosts' ranks, true for the leaders above this host only.
-  virtual bool HasLeftBefore(int rank, uint64_t decision) const = 0;
+  virtual bool HasLeftBefore(int rank, uint64_t decision) const;
   // Counts one more for this rank. Only one thread may call it at a time.
-  virtual void NoteCarriedOut() = 0;
-  virtual OperationHistory& History(int rank) = 0;
+  void NoteCarriedOut();
+  virtual OperationHistory& History(int rank);
   // Whether that is known; of other hosts' ranks it is when they have told, on the rank
   // that reports the failure.
   virtual bool HasHistory(int) const { return true; }
@@ -118,22 +107,27 @@ class JobState {
   // ---- Waking
 
   // This rank's doorbell.
-  virtual Doorbell& bell() = 0;
+  Doorbell& bell() { return self_.bell; }
   // Of this rank's host: its leader, and all of its ranks.
-  virtual void RingLeader(uint32_t about = Doorbell::kEverything) = 0;
-  virtual void RingAll() = 0;
+  void RingLeader(uint32_t about = Doorbell::kEverything);
+  void RingAll();
+  // Wakes everybody for a failure, which nobody may sleep through.
+  void WakeAll();
 
   // ---- What the coordinator says for all, before it decides what depends on it
 
   // Whether outputs are compared after each collective. All ranks must have the same
   // setting, or they would wait for each other.
-  virtual bool compares_outputs() const = 0;
-  virtual void set_compares_outputs(bool compares) = 0;
+  bool compares_outputs() const;
+  void set_compares_outputs(bool compares) { Set(&header_.check, compares); }
   // Whether submissions carry the time they were made: a timeline is being written and
   // is not paused for lack of space. A separate thread sets each of the two flags.
-  virtual bool WantsTimes() const = 0;
-  virtual void set_timeline_on(bool on) = 0;
-  virtual void set_timeline_paused(bool paused) = 0;
+  bool WantsTimes() const;
+  void set_timeline_on(bool on) { Set(&header_.timeline_on, on); }
+  void set_timeline_paused(bool paused) { Set(&header_.timeline_paused, paused); }
+
+  // What the ranks of this host share.
+  SegmentHeader& header() const { return header_; }
 
   // ---- Other hosts
 
@@ -165,11 +159,24 @@ class JobState {
   // When to call Poll at the latest, even if nothing happens.
   virtual Clock::time_point NextPoll() const { return Clock::time_point::max(); }
 
+ protected:
+  const Topology& topology() const { return topology_; }
+  // Of a rank of this host, as ProcessState has it.
+  char ProcessStateOf(int rank) const;
+  // The coordinator has changed one of the settings above.
+  virtual void NoteSettings() {}
+
  private:
-  const int rank_;
-  const int size_;
+  void Set(std::atomic<uint32_t>* setting, bool on);
+  // Of a rank of this host.
+  RankBlock& block(int rank) const {
+    return segment_->block(topology_.local_index(rank));
+  }
+
+  const Topology topology_;
+  const std::shared_ptr<Segment> segment_;
+  SegmentHeader& header_;
+  RankBlock& self_;
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_

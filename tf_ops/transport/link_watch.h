@@ -4,8 +4,7 @@
 // the sockets in its place, and rings. It does so only while the engine sleeps: an
 // engine that is awake reads its sockets itself, and a thread that woke up for each
 // message would take the time away from it.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_
+#pragma once
 
 #include <functional>
 #include <thread>
@@ -50,5 +49,3 @@ class LinkWatch {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_

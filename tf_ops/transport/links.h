@@ -1,7 +1,6 @@
 // The connections that a rank has to ranks on other hosts. The launching side makes
 // them, and has proven who is at the other end, before an engine gets them.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LINKS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_LINKS_H_
+#pragma once
 
 #include <vector>
 
@@ -33,5 +32,3 @@ void CloseLink(const Link& link);
 std::vector<Link> LinksNeeded(const Topology& topology);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LINKS_H_

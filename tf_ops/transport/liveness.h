@@ -6,8 +6,7 @@
 // a ring. (2) The rendezvous' unix sockets reach end of file, which helps if the rank
 // that should have noticed is itself stopped. (3) A crashing rank marks itself dead
 // before its core is dumped, which may take long.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -15,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/segment.h"
-#include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
 
@@ -50,7 +49,7 @@ class Liveness {
   const std::shared_ptr<Segment> segment_;
   const int index_;               // this rank's among those of the host, as all here
   const std::vector<int> ranks_;  // by index
-  SharedJobState job_;
+  JobState job_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> holding_{0};   // futex: the life is held
   std::atomic<uint32_t> watching_{0};  // futex: Watch was called, or the watch ends
@@ -71,5 +70,3 @@ std::string ObstacleOf(char process_state);
 std::string SignalName(int signal);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstdio>
 
 #include "tf_ops/testing/child.h"
 
@@ -65,7 +64,7 @@ class World {
 
   Child& child(int rank) { return *children_[rank]; }
   Segment& segment() { return *segment_; }
-  SharedJobState state() { return SharedJobState(segment_, self_); }
+  JobState state() { return JobState(segment_, self_); }
 
   // Waits for the failure, as an engine does.
   std::string AwaitFailure() {
@@ -283,8 +282,8 @@ TEST(LivenessTest, RanksThatLeaveAreNoFailure) {
       threads.emplace_back([&, rank] { ranks[(rank + round) % 4].reset(); });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_TRUE(SharedJobState(segment, 0).Failure().ok())
-        << SharedJobState(segment, 0).Failure().message;
+    EXPECT_TRUE(JobState(segment, 0).Failure().ok())
+        << JobState(segment, 0).Failure().message;
   }
 }
 
@@ -303,7 +302,7 @@ TEST(NamesTest, OfSignalsProcessesAndRanks) {
   ASSERT_TRUE(Segment::CreateLocal(1, kExchange, &segment).ok());
   segment->block(0).pid.store(4242);
   strcpy(segment->block(0).host, "host7");
-  EXPECT_EQ(SharedJobState(segment, 0).Describe(0), "rank 0 (pid 4242 on host7)");
+  EXPECT_EQ(JobState(segment, 0).Describe(0), "rank 0 (pid 4242 on host7)");
 }
 
 }  // namespace

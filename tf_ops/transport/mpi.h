@@ -1,7 +1,6 @@
 // The few functions of an MPI that carry tensors. Python has opened that MPI, and gives
 // their addresses and the handles; no header of an MPI is needed.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_MPI_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_MPI_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -68,5 +67,3 @@ class Mpi {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_MPI_H_

@@ -7,12 +7,10 @@
 // copy and MPI's own.
 //
 // MPI needs the size of a message at both ends: both cut what was begun alike.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_MPI_DATA_LINK_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_MPI_DATA_LINK_H_
+#pragma once
 
 #include <sys/uio.h>
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -70,5 +68,3 @@ class MpiDataLink final : public DataLink {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_MPI_DATA_LINK_H_

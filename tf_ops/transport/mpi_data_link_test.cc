@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <memory>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "tf_ops/transport/mpi_testing.h"

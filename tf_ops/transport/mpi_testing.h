@@ -1,8 +1,7 @@
 // For tests: an MPI whose ranks are in this process. As with a real one, small messages
 // are complete for the sender at once, nothing moves but within calls, and a peer
 // writes into the receiver's memory whenever it calls.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_MPI_TESTING_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_MPI_TESTING_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -192,5 +191,3 @@ class MpiStandIn {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_MPI_TESTING_H_

@@ -45,15 +45,14 @@ Status Find(const DynamicLibrary& library, Functions* functions) {
 
 Status Open(const std::string& name, Functions* functions, std::string* text) {
   DynamicLibrary library;
-  Status status = OpenFirst(name, &library);
-  if (status.ok()) status = Find(library, functions);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(OpenFirst(name, &library));
+  KHVD_RETURN_IF_ERROR(Find(library, functions));
   *text = std::string(functions->version_text(0)) + " (" + library.path() + ")";
   if (functions->version_number() < kLeastVersion) {
     return Status::Internal(*text + " is too old. " + kAdvice);
   }
   // Otherwise OpenSSL would be taken down at exit while an engine still runs.
-  if (functions->start(kNoAtExit, nullptr) == 1) return status;
+  if (functions->start(kNoAtExit, nullptr) == 1) return Status::Ok();
   return Status::Internal(*text + " does not start");
 }
 

@@ -1,7 +1,6 @@
 // The part of OpenSSL that TLS between hosts needs, opened at run time: 1.1.1b or
 // newer, or 3.x, which are alike in it. No header of OpenSSL is needed to build this.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -115,5 +114,3 @@ struct Functions {
 Status Open(const std::string& name, Functions* functions, std::string* text);
 
 }  // namespace keras_hvd::openssl
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_

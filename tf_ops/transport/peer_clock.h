@@ -2,8 +2,7 @@
 //
 // Each says when it was sent. The one that was on its way for the shortest time says
 // best how far the clocks are apart: the others came late, or were read late.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_PEER_CLOCK_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_PEER_CLOCK_H_
+#pragma once
 
 #include <chrono>
 #include <optional>
@@ -37,5 +36,3 @@ class PeerClock {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_PEER_CLOCK_H_

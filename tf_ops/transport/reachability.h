@@ -5,8 +5,7 @@
 // kernel acknowledges what comes, and says that it has no room for more. So this asks
 // the kernel what it has sent without an answer. While nothing is on its way, the
 // kernel itself asks the other one from time to time, at no cost to this process.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_REACHABILITY_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_REACHABILITY_H_
+#pragma once
 
 #include <chrono>
 
@@ -56,5 +55,3 @@ class Reachability {
 bool MeansUnreachable(int error);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_REACHABILITY_H_

@@ -218,8 +218,7 @@ Status Rendezvous::AcceptAll() {
     if (waiting[0].revents == 0) continue;
     const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (connection < 0) return SystemError("accept");
-    Status status = Greet(connection);
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(Greet(connection));
   }
   return Status::Ok();
 }
@@ -266,9 +265,8 @@ Status Rendezvous::Greet(int connection) {
 }
 
 Status Rendezvous::ShareSegment(std::shared_ptr<Segment>* segment) {
-  Status status =
-      Segment::CreateShared(options_.size, options_.exchange_bytes, segment);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(
+      Segment::CreateShared(options_.size, options_.exchange_bytes, segment));
   Answer answer = {};
   answer.ok = 1;
   answer.exchange_bytes = (*segment)->exchange_bytes();

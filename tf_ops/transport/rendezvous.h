@@ -3,8 +3,7 @@
 // Rank 0 listens on an abstract unix socket named after the job and the user, which
 // leaves no file behind. Every other rank connects, says who it is, and receives the
 // shared memory's descriptor. The connections stay open: an end of file means a death.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -64,5 +63,3 @@ class Rendezvous {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_

@@ -3,8 +3,7 @@
 //
 // It is one sealed memfd that the host's leader makes and hands to the others. It has
 // no name, in /dev/shm or elsewhere, so nothing is left behind however a rank ends.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
+#pragma once
 
 #include <sched.h>
 
@@ -13,7 +12,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "tf_ops/transport/job_state.h"
+#include "tf_ops/transport/doorbell.h"
 #include "tf_ops/transport/status.h"
 
 namespace keras_hvd {
@@ -40,6 +39,23 @@ enum class Departure : uint32_t {
 
 // The stores that a rank's collectives take; see collectives/store_choice.h.
 using StoreTable = std::array<std::atomic<uint8_t>, 128>;
+
+// One entry of the record of a rank's latest operations. Only that rank writes it. A
+// reader may see a half-changed entry, which is good enough for a report.
+struct OperationRecord {
+  static constexpr int kNameWords = 12;
+  std::atomic<uint64_t> time_ns;
+  std::atomic<uint32_t> phase;
+  std::atomic<uint32_t> kind;
+  std::atomic<uint64_t> name[kNameWords];
+};
+
+// A rank's latest operations; entry n is at n modulo kRecords.
+struct OperationHistory {
+  static constexpr int kRecords = 64;
+  std::atomic<uint64_t> written;
+  OperationRecord records[kRecords];
+};
 
 // What a rank tells the others. Only the rank itself writes each word, with these
 // exceptions: the doorbell, `life` (where the kernel records the owner's death), and
@@ -155,5 +171,3 @@ class Segment {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_

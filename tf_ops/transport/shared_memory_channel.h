@@ -4,8 +4,7 @@
 // The sender's position only grows; bytes are stored at position modulo capacity. The
 // sender is never ahead of the slowest receiver by more than the capacity. Longer
 // messages pass in pieces.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_SHARED_MEMORY_CHANNEL_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_SHARED_MEMORY_CHANNEL_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -93,5 +92,3 @@ class SharedMemoryChannels : public Channels {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_SHARED_MEMORY_CHANNEL_H_

@@ -4,8 +4,7 @@
 // Bytes go straight from and to the callers' memory. Only what has been posted is read,
 // so a sender that is ahead is held up by the network. Several connections take turns,
 // a stripe of bytes each.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_SOCKET_DATA_LINK_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_SOCKET_DATA_LINK_H_
+#pragma once
 
 #include <sys/uio.h>
 
@@ -69,5 +68,3 @@ class SocketDataLink final : public DataLink {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_SOCKET_DATA_LINK_H_

@@ -1,6 +1,5 @@
 // The outcome of an operation: a code of the C API and a human-readable text.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -37,6 +36,10 @@ struct [[nodiscard]] Status {
   }
 };
 
-}  // namespace keras_hvd
+// Returns from the function with the status of an expression, unless that is ok.
+#define KHVD_RETURN_IF_ERROR(...)                                             \
+  do {                                                                        \
+    if (::keras_hvd::Status error = (__VA_ARGS__); !error.ok()) return error; \
+  } while (false)
 
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
+}  // namespace keras_hvd

@@ -1,7 +1,6 @@
 // Starting threads, and what an exception says that no caller may see: that there is no
 // room for a thread, or no memory.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_THREADS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_THREADS_H_
+#pragma once
 
 #include <exception>
 #include <functional>
@@ -26,5 +25,3 @@ std::string WhyNoThread(const std::string& groups_file = "/proc/self/cgroup",
                         const std::string& mount = "/sys/fs/cgroup");
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_THREADS_H_

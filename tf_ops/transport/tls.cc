@@ -121,9 +121,8 @@ Status OpenTls(const std::string& library, std::string* text) {
   std::lock_guard<std::mutex> lock(mutex);
   if (g_opened.load() == nullptr) {
     auto opened = std::make_unique<Opened>();
-    Status status = openssl::Open(library, &opened->functions, &opened->text);
-    if (status.ok()) status = Prepare(opened.get());
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(openssl::Open(library, &opened->functions, &opened->text));
+    KHVD_RETURN_IF_ERROR(Prepare(opened.get()));
     g_opened.store(opened.release());
   }
   *text = g_opened.load()->text;
@@ -144,12 +143,11 @@ Status TlsSession::Open(const std::string& library, int socket, Role role,
                         const Credentials& credentials,
                         std::unique_ptr<TlsSession>* session) {
   std::string text;
-  Status status = OpenTls(library, &text);
-  if (!status.ok()) return status;
+  KHVD_RETURN_IF_ERROR(OpenTls(library, &text));
   std::unique_ptr<TlsSession> opened(new TlsSession(socket, credentials));
-  status = opened->Start(role);
-  if (status.ok()) *session = std::move(opened);
-  return status;
+  KHVD_RETURN_IF_ERROR(opened->Start(role));
+  *session = std::move(opened);
+  return Status::Ok();
 }
 
 Status TlsSession::Start(Role role) {

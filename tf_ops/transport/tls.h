@@ -3,8 +3,7 @@
 // The key is an external pre-shared one, always together with an ephemeral exchange:
 // who learns it later cannot read what was recorded. There are no certificates, no
 // session tickets and no early data.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_TLS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_TLS_H_
+#pragma once
 
 #include <sys/uio.h>
 
@@ -95,5 +94,3 @@ class TlsSession {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_TLS_H_

@@ -1,6 +1,5 @@
 // For tests: TLS between two ends of one process.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_TLS_TESTING_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_TLS_TESTING_H_
+#pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -53,5 +52,3 @@ inline TlsEnds ShakeHands(int client, int server) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_TLS_TESTING_H_

@@ -3,8 +3,7 @@
 //
 // The lowest rank of a host is its leader: it speaks for the host. Leaders form a tree
 // whose root is the coordinator's host.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_TOPOLOGY_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_TOPOLOGY_H_
+#pragma once
 
 #include <vector>
 
@@ -69,5 +68,3 @@ class Topology {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_TOPOLOGY_H_

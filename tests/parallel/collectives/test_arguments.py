@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from every_collective import ARGUMENTS, takes
 
 import keras_hvd
 from keras_hvd import Average, Compression, Max, Min, Sum
@@ -27,18 +28,15 @@ def slices(values, indices=(0,), dtype=tf.int32):
 
 def right_arguments(size):
     """A call of each function that all ranks can make."""
-    tensor, tensors = {"tensor": [[1.0]]}, {"tensors": [[1.0], [2]]}
     variables = {"variables": [tf.Variable([1.0]), tf.Variable(2)], "root_rank": 0}
-    return {
-        "allreduce": tensor,
-        "grouped_allreduce": tensors,
-        "allgather": tensor,
-        "grouped_allgather": tensors,
-        "reducescatter": tensor,
-        "grouped_reducescatter": tensors,
-        "alltoall": {"tensor": [1.0] * size, "splits": [1] * size},
-        "broadcast": tensor | {"root_rank": 0},
-        "barrier": {},
+    right = {}
+    for function, arguments in ARGUMENTS.items():
+        right[function] = arguments([[1.0]])
+        if function.startswith("grouped_"):
+            right[function] = {"tensors": [[1.0], [2]]}
+        if takes(function, "splits"):
+            right[function] |= {"tensor": [1.0] * size, "splits": [1] * size}
+    return right | {
         "broadcast_": variables,
         "broadcast_variables": variables,
         "broadcast_object": {"obj": "any", "root_rank": 0},

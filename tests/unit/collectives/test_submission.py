@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from every_collective import ARGUMENTS, OF_ONE_TENSOR, call, takes
 
 import keras_hvd
 from keras_hvd.backends.tensorflow.collectives import submission
@@ -263,16 +264,7 @@ def test_eager_names_are_fixed():
 def many_collectives():
     @tf.function
     def step(x):
-        return [
-            (
-                keras_hvd.allreduce(x + i),
-                keras_hvd.allgather(x + i),
-                keras_hvd.broadcast(x + i, 0),
-                keras_hvd.reducescatter(x + i),
-                keras_hvd.alltoall(x + i),
-            )
-            for i in range(5)
-        ]
+        return [[call(function, x + i) for function in OF_ONE_TENSOR] for i in range(5)]
 
     return step.get_concrete_function(tf.ones([2])).graph
 
@@ -366,27 +358,20 @@ def test_slices_without_a_shape_are_refused_where_they_become_dense():
         keras_hvd.broadcast(slices, 0)
 
 
-OF_ONE = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall")
-OF_GROUPS = ("grouped_allreduce", "grouped_allgather")
-
-
 def test_a_name_may_leave_out_the_name_scopes():
     """`grouped_reducescatter` cannot; nor can Horovod's."""
     names = []
+    functions = [each for each in ARGUMENTS if takes(each, "ignore_name_scope")]
+    assert set(functions) >= set(OF_ONE_TENSOR)
 
     @tf.function(autograph=False)
     def step(x):
         for _ in range(2):
             with tf.name_scope("layer"):
                 for ignore in (False, True):
-                    for function in OF_ONE + OF_GROUPS:
-                        given = {"root_rank": 0} if function == "broadcast" else {}
-                        y = getattr(keras_hvd, function)(
-                            [x] if function in OF_GROUPS else x,
-                            ignore_name_scope=ignore,
-                            **given,
-                        )
-                        [y] = tf.nest.flatten(y)
+                    for function in functions:
+                        y = call(function, x, ignore_name_scope=ignore)
+                        y = tf.nest.flatten(y)[0]
                         names.append(y.op.get_attr("tensor_name").decode())
         return y
 
@@ -395,5 +380,5 @@ def test_a_name_may_leave_out_the_name_scopes():
         f"step/{scope}{function}{number}"
         for number in ("", "_1")
         for scope in ("layer/", "")
-        for function in OF_ONE + OF_GROUPS
+        for function in functions
     ]

@@ -1,4 +1,2 @@
 // NCCL's header includes it and uses nothing of it.
-#ifndef KERAS_HVD_TF_OPS_TESTING_CUDA_TYPES_CUDA_FP16_H_
-#define KERAS_HVD_TF_OPS_TESTING_CUDA_TYPES_CUDA_FP16_H_
-#endif  // KERAS_HVD_TF_OPS_TESTING_CUDA_TYPES_CUDA_FP16_H_
+#pragma once

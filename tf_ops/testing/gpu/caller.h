@@ -1,6 +1,5 @@
 // For tests of what callers with tensors on a GPU use.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_CALLER_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_CALLER_H_
+#pragma once
 
 #include "tf_ops/testing/gpu/stand_in.h"
 
@@ -43,5 +42,3 @@ class Caller {
 };
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_CALLER_H_

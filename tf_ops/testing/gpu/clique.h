@@ -6,8 +6,7 @@
 // stream.
 //
 // All of it with the machine's lock, if nothing else is said.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_CLIQUE_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_CLIQUE_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -185,5 +184,3 @@ const char* Name(Request::Kind kind);
 std::string Problem(const void* memory, size_t bytes);
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_CLIQUE_H_

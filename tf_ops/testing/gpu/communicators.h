@@ -2,8 +2,7 @@
 // aborted, and what goes on behind a call that has returned.
 //
 // All of it with the machine's lock.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_COMMUNICATORS_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_COMMUNICATORS_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -57,5 +56,3 @@ void AbandonSplit(nccl::Comm parent, nccl::Comm* part, const nccl::Config& confi
 bool Abort(nccl::Comm communicator);
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_COMMUNICATORS_H_

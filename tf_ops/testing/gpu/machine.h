@@ -2,8 +2,7 @@
 // that runs the streams' work in the worst order that events allow.
 //
 // One lock guards all of it; what touches a test's memory runs without the lock.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_MACHINE_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_MACHINE_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdint>
@@ -264,5 +263,3 @@ class Machine : public Control {
 };
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_MACHINE_H_

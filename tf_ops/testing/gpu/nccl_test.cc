@@ -1,5 +1,4 @@
 // The stand-in of NCCL: its collectives, communicators, and how they fail.
-#include <algorithm>
 #include <atomic>
 
 #include "tf_ops/testing/gpu/testing.h"

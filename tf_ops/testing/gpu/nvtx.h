@@ -1,7 +1,6 @@
 // What a test is told of the library that stands in for NVTX: the ranges that have been
 // begun and ended there, and what was wrong with them.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_NVTX_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_NVTX_H_
+#pragma once
 
 #include <dlfcn.h>
 
@@ -45,5 +44,3 @@ inline Nvtx* OpenNvtx() {
 }
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_NVTX_H_

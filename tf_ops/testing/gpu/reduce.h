@@ -1,7 +1,6 @@
 // The reductions of the NCCL stand-in: of each element in the members' order, so that
 // all members have the same result.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_REDUCE_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_REDUCE_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -110,5 +109,3 @@ inline void Reduce(nccl::Type type, nccl::Op op, const std::vector<ReduceInput>&
 }
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_REDUCE_H_

@@ -9,8 +9,7 @@
 //
 // Environment variables set what a process starts with that a test does not control:
 // KERAS_HVD_STAND_IN_SEED, _DEVICES, _NCCL_VERSION and _COMPUTE_CAPABILITY.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_STAND_IN_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_STAND_IN_H_
+#pragma once
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -185,5 +184,3 @@ class StandIn {
 };
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_STAND_IN_H_

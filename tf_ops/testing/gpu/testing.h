@@ -1,6 +1,5 @@
 // For tests of the stand-ins themselves: ranks that use the libraries' functions bare.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_TESTING_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -193,5 +192,3 @@ inline bool HasViolation(const std::string& part) {
 }
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_TESTING_H_

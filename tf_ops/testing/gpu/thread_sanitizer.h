@@ -5,8 +5,7 @@
 // before it in one thread before all that follows in another: no race between two
 // streams would ever be seen. So all of that is hidden, and each order that CUDA gives
 // is told with Publish and Observe.
-#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_THREAD_SANITIZER_H_
-#define KERAS_HVD_TF_OPS_TESTING_GPU_THREAD_SANITIZER_H_
+#pragma once
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" {
@@ -60,5 +59,3 @@ inline void Observe([[maybe_unused]] void* what) {
 }
 
 }  // namespace keras_hvd::stand_in
-
-#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_THREAD_SANITIZER_H_
