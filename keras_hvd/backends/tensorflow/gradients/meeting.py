@@ -12,10 +12,17 @@ from keras_hvd.backends.tensorflow.collectives import submission
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.gradients import reduction
 from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up_all
+from keras_hvd.recording import recorder
+
+
+_reduce = reduction.reduce
 
 
 def install() -> None:
-    """Has reductions of this process' gradients wait for all ranks, and no more."""
+    """Has reductions of this job's gradients wait for all ranks, and no more.
+
+    A later job of this process reduces them.
+    """
     reduction.reduce = _meet  # type: ignore[assignment]  # it leaves out what it can
 
 
@@ -26,7 +33,8 @@ def _meet(
     *of_reduction: Any,
 ) -> list[reduction.Gradient]:
     """Waits for the other ranks when the gradients are there, and leaves these."""
-    del of_reduction
+    if recorder.scaling() != "meet":
+        return _reduce(how, prefix, grads, *of_reduction)
     kept = [add_up_all(grad) for grad in grads]
     values = [
         each.values if isinstance(each, tf.IndexedSlices) else each for each in kept
