@@ -38,7 +38,8 @@ def test_gradients_are_reduced_in_a_later_job(folder, monkeypatch):
     weight = tf.Variable([[1.0], [2.0]])
 
     def reduced():
-        slices = tf.IndexedSlices([[3.0]], [1], dense_shape=[2, 1])
+        row, place = tf.constant([[3.0]]), tf.constant([1])
+        slices = tf.IndexedSlices(row, place, dense_shape=tf.constant([2, 1]))
         [result] = reduction.reduce(how, "here", [slices], [weight])
         return result
 
