@@ -242,25 +242,16 @@ def test_tcp_carries_tensors_unless_the_user_says_so(mpi, two_hosts, tmp_path, t
         assert all(by_tcp >= 4 << 20 for by_tcp, _ in one["found"])
 
 
-@pytest.fixture(scope="module")
-def on_one_host() -> list[np.ndarray]:
-    """The weights of a training on one host, from the first test on that has them."""
-    return []
-
-
 def test_mnist_comes_to_the_same_weights_as_on_one_host(
-    any_mpi, two_hosts, train_mnist, on_one_host
+    any_mpi, two_hosts, mnist_on_one_host, train_mnist
 ):
-    if not on_one_host:
-        khvdrun = (sys.executable, "-m", "keras_hvd.launch", "-np", "3")
-        on_one_host += train_mnist(lambda words: [*khvdrun, *words])
     on_two = train_mnist(
         lambda words: any_mpi.command(
             two_hosts, (2, 1), [*BY_MPI_ALONE, *words[1:]], **BY_MPI
         ),
         ALLOWED,
     )
-    for weight, other in zip(on_one_host, on_two, strict=True):
+    for weight, other in zip(mnist_on_one_host, on_two, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
 
 
