@@ -42,7 +42,7 @@ BAZEL_OPTIONS = $(OTHER_MACHINE:%=--config=%) \
 BAZEL_TEST = bazel test $(BAZEL_OPTIONS)
 NATIVE_TESTS := //tf_ops/... //benchmarks/simulation/...
 
-# What each Python process needs to import Keras is a third less: see there.
+# What each Python process needs to import Keras, and to end, is half: see there.
 export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
 
 COMMA := ,
