@@ -58,7 +58,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
-.PHONY: strategy-hosts-tests
+.PHONY: trainings-hosts-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
@@ -79,7 +79,7 @@ test:
 # The rest, which seldom fails where those passed.
 test-more:
 	$(MAKE) $(AT_ONCE) --jobs=2 one-rank-tests page-tests benchmark-tests
-	$(MAKE) --no-print-directory four-ranks-tests strategy-hosts-tests two-hosts-tests \
+	$(MAKE) --no-print-directory four-ranks-tests trainings-hosts-tests two-hosts-tests \
 		ends-wheel-tests
 
 AT_ONCE = --no-print-directory --output-sync=target MAY_RUN_AT_ONCE=yes
@@ -242,14 +242,14 @@ four-ranks-tests: install
 
 # Those of three ranks on two hosts, and collectives on two hosts of one rank. All hosts
 # are this machine; where they can have networks, those are slow ones. Of the second two,
-# each link for tensors has several connections. Of a Strategy, two ranks on one host have
-# shown nearly all.
-STRATEGY_TESTS := tests/parallel/strategy
+# each link for tensors has several connections. Of whole trainings, two ranks on one host
+# have shown nearly all.
+TRAININGS := tests/parallel/strategy tests/parallel/keras/test_weights.py
 hosts-tests: install
-	$(ON_TWO_HOSTS) tests/parallel --ignore=$(STRATEGY_TESTS)
+	$(ON_TWO_HOSTS) tests/parallel $(TRAININGS:%=--ignore=%)
 
-strategy-hosts-tests: install
-	$(ON_TWO_HOSTS) $(STRATEGY_TESTS)
+trainings-hosts-tests: install
+	$(ON_TWO_HOSTS) $(TRAININGS)
 
 ON_TWO_HOSTS = $(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
 	$(BIN)/python -m pytest -q -x
