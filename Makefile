@@ -42,7 +42,7 @@ BAZEL_OPTIONS = $(OTHER_MACHINE:%=--config=%) \
 BAZEL_TEST = bazel test $(BAZEL_OPTIONS)
 NATIVE_TESTS := //tf_ops/... //benchmarks/simulation/...
 
-# What each Python process needs to import Keras is a third less: see there.
+# What each Python process needs to import Keras, and to end, is half: see there.
 export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
 
 COMMA := ,
@@ -56,8 +56,9 @@ endif
 
 .PHONY: install demo wheel docs test test-more test-quick lint format clean distclean FORCE
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
-.PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests
+.PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
+.PHONY: trainings-hosts-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
@@ -66,21 +67,22 @@ install: $(BUILT)
 demo: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
 
-# Two of the first steps run at once, and each prints when it has ended; they wait often,
-# for programs to end or for limits to pass. Not the last ones: ranks that wait for each
-# other are twice as slow beside others.
+# Three of the first steps run at once, and each prints when it has ended: launched jobs,
+# the longest two, wait half of the time, for programs to end or for limits to pass. Not
+# the last ones: ranks that wait for each other are twice as slow beside others.
 test:
-	$(MAKE) $(AT_ONCE) install native-objects
-	$(MAKE) $(AT_ONCE) lint test-packages native-tests unit-tests launch-tests \
-		launch-hosts-tests
+	$(MAKE) $(AT_ONCE) --jobs=2 install native-objects
+	$(MAKE) $(AT_ONCE) --jobs=3 lint test-packages native-tests launch-hosts-tests \
+		launch-tests install-tests unit-tests
 	$(MAKE) --no-print-directory parallel-tests hosts-tests
 
 # The rest, which seldom fails where those passed.
 test-more:
-	$(MAKE) $(AT_ONCE) one-rank-tests page-tests benchmark-tests
-	$(MAKE) --no-print-directory four-ranks-tests two-hosts-tests ends-wheel-tests
+	$(MAKE) $(AT_ONCE) --jobs=2 one-rank-tests page-tests benchmark-tests
+	$(MAKE) --no-print-directory four-ranks-tests trainings-hosts-tests two-hosts-tests \
+		ends-wheel-tests
 
-AT_ONCE = --no-print-directory --jobs=2 --output-sync=target MAY_RUN_AT_ONCE=yes
+AT_ONCE = --no-print-directory --output-sync=target MAY_RUN_AT_ONCE=yes
 
 # --- set-up -------------------------------------------------------------------------
 
@@ -209,9 +211,13 @@ page-tests: install test-packages
 one-rank-tests: install
 	$(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel
 
-# Those of how keras_hvd is installed and jobs are launched.
+# Those of how keras_hvd is installed, and of what its pages tell users to do first.
+install-tests: install
+	$(BIN)/python -m pytest -q tests/install
+
+# Those of how jobs are launched.
 launch-tests: install test-packages
-	$(BIN)/python -m pytest -q tests/install tests/launch \
+	$(BIN)/python -m pytest -q tests/launch \
 		$(patsubst %,--ignore=%,$(WITH_HOSTS) $(BENCHMARK_TESTS))
 
 # That each benchmark runs, and prints what it should.
@@ -236,10 +242,17 @@ four-ranks-tests: install
 
 # Those of three ranks on two hosts, and collectives on two hosts of one rank. All hosts
 # are this machine; where they can have networks, those are slow ones. Of the second two,
-# each link for tensors has several connections.
+# each link for tensors has several connections. Of whole trainings, two ranks on one host
+# have shown nearly all.
+TRAININGS := tests/parallel/strategy tests/parallel/keras/test_weights.py
 hosts-tests: install
-	$(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
-		$(BIN)/python -m pytest -q -x tests/parallel
+	$(ON_TWO_HOSTS) tests/parallel $(TRAININGS:%=--ignore=%)
+
+trainings-hosts-tests: install
+	$(ON_TWO_HOSTS) $(TRAININGS)
+
+ON_TWO_HOSTS = $(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
+	$(BIN)/python -m pytest -q -x
 
 two-hosts-tests: install
 	KERAS_HVD_DATA_CONNECTIONS=3 \

@@ -1,10 +1,11 @@
-"""TensorFlow and Keras are imported in less than two thirds of the time.
+"""What imports TensorFlow or Keras takes half the time.
 
 Keras imports scikit-learn and matplotlib wherever they are installed; here, once
-somebody uses them. And Python looks for garbage, of which an import makes none, at
-everything that has been imported so far, again and again. `make test` starts hundreds
-of processes. Python runs this file when it starts, since the Makefile puts its folder
-into PYTHONPATH.
+somebody uses them. Of pandas it takes two types, which no test gives it: it finds none,
+unless the script has imported it before. And Python looks for garbage, of which an
+import makes none, at everything that has been imported so far, again and again, and
+once more when it ends. `make test` starts hundreds of processes. Python runs this file
+when it starts, since the Makefile puts its folder into PYTHONPATH.
 """
 
 import gc
@@ -20,20 +21,26 @@ _LATER = {
     for part in _PARTS
 }
 _LARGE = {"keras", "tensorflow"}
+_MISSING = "pandas"
 
 
 class _Large(SourceFileLoader):
     """Runs a module and all that it imports without a look for garbage."""
 
+    running = 0
+
     def exec_module(self, module: ModuleType) -> None:
-        # TensorFlow imports Keras, and Keras TensorFlow.
-        if not gc.isenabled():
-            return super().exec_module(module)
+        # Not within another one: TensorFlow imports Keras, and Keras TensorFlow.
+        was_enabled = gc.isenabled()
         gc.disable()
+        _Large.running += 1
         try:
             super().exec_module(module)
         finally:
-            gc.enable()
+            _Large.running -= 1
+            if was_enabled:
+                gc.freeze()
+                gc.enable()
 
 
 class _Finder:
@@ -41,6 +48,8 @@ class _Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None) -> ModuleSpec | None:
+        if name == _MISSING and _Large.running:
+            raise ModuleNotFoundError(f"left out: {name}", name=name)
         if name not in _LATER | _LARGE:
             return None
         spec = PathFinder.find_spec(name, path, target)

@@ -296,3 +296,17 @@ def train_mnist(
         return keras.saving.load_model(tmp_path / "mnist.keras").get_weights()
 
     return train
+
+
+@pytest.fixture(scope="session")
+def mnist_weights() -> list[np.ndarray]:
+    """Those of `mnist_on_one_host`, from the first test on that asks for them."""
+    return []
+
+
+@pytest.fixture
+def mnist_on_one_host(train_mnist, mnist_weights) -> list[np.ndarray]:
+    """The weights that three ranks on one host come to."""
+    if not mnist_weights:
+        mnist_weights += train_mnist(lambda words: [*KHVDRUN, "-np", "3", *words])
+    return mnist_weights

@@ -23,8 +23,47 @@ def answers(text: str) -> dict[str, tuple[str, str]]:
     return {name: (answer, reason) for answer, name, reason in rows}
 
 
-def test_finds_what_is_built(khvdrun):
-    ended = khvdrun.run("--check-build")
+def check_build(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "keras_hvd.launch", "--check-build", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+    )
+
+
+def path_with_srun(folder: Path, script: str) -> str:
+    """A PATH on which srun is this script."""
+    srun = folder / "srun"
+    srun.write_text(f"#!/bin/sh\n{script}\n")
+    srun.chmod(0o700)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+# It imports TensorFlow and Keras each time, which takes long.
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[subprocess.CompletedProcess, Path]:
+    """What it says with all optional parts, and where srun is.
+
+    As a rank of a job, mpi4py would look for a server that is not there.
+    """
+    folder = tmp_path_factory.mktemp("whole")
+    path = path_with_srun(folder, "echo slurm 22.05.8")
+    job = {"PMI_FD": "99", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    return check_build(PATH=path, **job), folder / "srun"
+
+
+@pytest.fixture(scope="module")
+def poor(tmp_path_factory) -> subprocess.CompletedProcess:
+    """What it says without TLS and SLURM, of a job that is asked for besides."""
+    folder = tmp_path_factory.mktemp("poor")
+    path = path_with_srun(folder, "echo no configuration >&2; exit 1")
+    library = "/none/libssl.so.3"
+    return check_build("-np", "2", PATH=path, KERAS_HVD_SSL_LIBRARY=library)
+
+
+def test_finds_what_is_built(whole):
+    ended, _ = whole
     found = answers(ended.stdout)
     assert ended.returncode == 0, ended.stdout
     assert ended.stdout.startswith(f"keras_hvd {__version__} in {PACKAGE}\n")
@@ -51,37 +90,27 @@ def test_finds_what_is_built(khvdrun):
     assert all(reason for _, reason in found.values())
 
 
-def test_says_why_there_is_no_tls_whatever_job_is_asked_for(khvdrun):
-    variables = {"KERAS_HVD_SSL_LIBRARY": "/none/libssl.so.3"}
-    ended = khvdrun.run("--check-build", "-np", 2, env=variables)
-    answer, reason = answers(ended.stdout)["TLS"]
-    assert (ended.returncode, answer) == (0, "no")
+def test_says_why_there_is_no_tls_whatever_job_is_asked_for(poor):
+    answer, reason = answers(poor.stdout)["TLS"]
+    assert (poor.returncode, answer) == (0, "no")
     assert reason.startswith(
         "there is no /none/libssl.so.3. Install OpenSSL 1.1.1b or "
     )
 
 
-def test_says_which_mpi_mpi4py_uses(khvdrun):
+def test_says_which_mpi_mpi4py_uses(whole):
     mpi4py = pytest.importorskip("mpi4py.MPI")
-    # As a rank of a job, it would look for a server that is not there.
-    variables = {"PMI_FD": "99", "PMI_RANK": "1", "PMI_SIZE": "2"}
-    answer, reason = answers(khvdrun.run("--check-build", env=variables).stdout)["MPI"]
+    ended, _ = whole
+    answer, reason = answers(ended.stdout)["MPI"]
     name, major = mpi4py.get_vendor()[0], mpi4py.get_vendor()[1][0]
     assert answer == "yes", reason
     assert re.fullmatch(rf"{name} .*{major}\..*, with thread level MULTIPLE", reason)
 
 
-def test_says_why_there_is_no_slurm(khvdrun, tmp_path):
-    srun = tmp_path / "srun"
-    for script, expected in (
-        ("echo slurm 22.05.8", ("yes", f"slurm 22.05.8 ({srun})")),
-        ("echo no configuration >&2; exit 1", ("no", "no configuration")),
-    ):
-        srun.write_text(f"#!/bin/sh\n{script}\n")
-        srun.chmod(0o700)
-        path = f"{tmp_path}:{os.environ['PATH']}"
-        found = answers(khvdrun.run("--check-build", env={"PATH": path}).stdout)
-        assert found["SLURM"] == expected
+def test_says_why_there_is_no_slurm(whole, poor):
+    ended, srun = whole
+    assert answers(ended.stdout)["SLURM"] == ("yes", f"slurm 22.05.8 ({srun})")
+    assert answers(poor.stdout)["SLURM"] == ("no", "no configuration")
 
 
 def test_says_what_is_missing(tmp_path):

@@ -16,7 +16,7 @@ RANK = Path(__file__).parent / "ranks" / "idle.py"
 SECONDS = 3
 
 # The ranks of each host.
-JOBS = [[1], [2], [4], [2, 2]]
+JOBS = [[1], [3], [2, 1]]
 
 
 def start(khvdrun, hosts: list[int], *command: object) -> list[subprocess.Popen]:

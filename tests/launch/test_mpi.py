@@ -242,25 +242,16 @@ def test_tcp_carries_tensors_unless_the_user_says_so(mpi, two_hosts, tmp_path, t
         assert all(by_tcp >= 4 << 20 for by_tcp, _ in one["found"])
 
 
-@pytest.fixture(scope="module")
-def on_one_host() -> list[np.ndarray]:
-    """The weights of a training on one host, from the first test on that has them."""
-    return []
-
-
 def test_mnist_comes_to_the_same_weights_as_on_one_host(
-    any_mpi, two_hosts, train_mnist, on_one_host
+    any_mpi, two_hosts, mnist_on_one_host, train_mnist
 ):
-    if not on_one_host:
-        khvdrun = (sys.executable, "-m", "keras_hvd.launch", "-np", "3")
-        on_one_host += train_mnist(lambda words: [*khvdrun, *words])
     on_two = train_mnist(
         lambda words: any_mpi.command(
             two_hosts, (2, 1), [*BY_MPI_ALONE, *words[1:]], **BY_MPI
         ),
         ALLOWED,
     )
-    for weight, other in zip(on_one_host, on_two, strict=True):
+    for weight, other in zip(mnist_on_one_host, on_two, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
 
 
@@ -269,7 +260,7 @@ MEANWHILE = """
 import runpy, threading
 import numpy as np
 # First, since Open MPI polls: it would take the cores from these imports.
-import tensorflow
+import mixed
 from keras_hvd.world.launchers import mpi
 MPI = mpi._mpi4py({family!r})
 ended = threading.Event()
@@ -351,6 +342,7 @@ def test_the_command_of_the_documentation(two_hosts, tmp_path):
 # Ranks that are in one part after the other, as a list and as a communicator.
 IN_PARTS = """
 import json, sys
+import mixed
 import numpy as np
 import keras_hvd
 from keras_hvd.world.launchers import mpi
@@ -361,16 +353,15 @@ for parts in json.loads(sys.argv[1]):
     communicator = world.Split(parts.index(own), own.index(world.rank))
     for chosen in own, communicator:
         keras_hvd.init(comm=chosen)
-        # One travels within messages, and one does not.
+        # One travels within messages, and one does not. Numbers are a part's own.
         for length in 1001, 100_003:
-            given = {{rank: np.arange(length) * 7**rank for rank in own}}
-            mine = given[world.rank]
-            summed = keras_hvd.allreduce(mine, op=keras_hvd.Sum, name="sum")
-            np.testing.assert_array_equal(summed, sum(given.values()))
-            gathered = keras_hvd.allgather(mine, name="all")
-            np.testing.assert_array_equal(gathered, np.concatenate([*given.values()]))
-            copied = keras_hvd.broadcast(mine, len(own) - 1, name="last")
-            np.testing.assert_array_equal(copied, given[own[-1]])
+            for kind in mixed.ALLREDUCE, mixed.ALLGATHER, mixed.BROADCAST:
+                mixed.run(mixed.Collective(
+                    kind, f"of {{length}}", np.dtype(np.int64), [length, *own],
+                    ranks=len(own), local_ranks=keras_hvd.local_size(),
+                    sizes=[length] * (len(own) if kind == mixed.ALLGATHER else 1),
+                    root=len(own) - 1,
+                ))
         found.append([
             [keras_hvd.rank(), keras_hvd.size()],
             [keras_hvd.local_rank(), keras_hvd.local_size()],
@@ -392,7 +383,8 @@ def test_parts_are_jobs_of_their_own(mpi, two_hosts, tmp_path):
     ]
     script = IN_PARTS.format(family=family)
     words = [sys.executable, "-c", script, json.dumps(divisions)]
-    command = mpi.command(two_hosts, (2, 2), words, MARK=str(tmp_path))
+    told = {"MARK": str(tmp_path), "PYTHONPATH": str(RANKS)}
+    command = mpi.command(two_hosts, (2, 2), words, **told)
     found = places(run(command, tmp_path))
     assert len(found) == 4
     for rank, one in enumerate(found):

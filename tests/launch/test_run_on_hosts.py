@@ -23,7 +23,7 @@ import keras_hvd
 RANKS = Path(__file__).parent / "ranks"
 
 # A process that called `run` on the first host, and tells what came of it. TensorFlow
-# takes long to import: only `loop` does.
+# takes long to import.
 CALLS = """
 import ctypes, json, os, pathlib, signal, socket, sys, time
 import keras_hvd
@@ -92,11 +92,11 @@ def look_for_the_secret():
 
 def loop():
     keras_hvd.init()
-    keras_hvd.barrier()
+    allreduce("first", 1)
     if keras_hvd.rank() == 0:
         print("looping", flush=True)
     while True:
-        keras_hvd.barrier()
+        allreduce("again", 1)
 
 for name in names:
     given = {"args": ("it",), "kwargs": {"last": "!"}} if name == "place" else {}

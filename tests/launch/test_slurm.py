@@ -141,14 +141,14 @@ def test_run_hands_over_to_srun_within_an_allocation(cluster, tmp_path):
     assert ended.stdout == f"{expected}\n"
 
 
-def test_mnist_comes_to_the_same_weights_as_on_one_host(cluster, train_mnist):
-    khvdrun = (sys.executable, "-m", "keras_hvd.launch", "-np", "4")
-    on_one = train_mnist(lambda words: [*khvdrun, *words])
+def test_mnist_comes_to_the_same_weights_as_on_one_host(
+    cluster, mnist_on_one_host, train_mnist
+):
     on_two = train_mnist(
-        lambda words: cluster.command("srun", "-N", "2", "-n", "4", *words),
+        lambda words: cluster.command("srun", "-N", "2", "-n", "3", *words),
         cluster.environment(),
     )
-    for weight, other in zip(on_one, on_two, strict=True):
+    for weight, other in zip(mnist_on_one_host, on_two, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
 
 

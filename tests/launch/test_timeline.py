@@ -102,7 +102,7 @@ import keras_hvd
 keras_hvd.init()
 keras_hvd.start_timeline(sys.argv[1])
 # What a rank submits before rank 0 has started it is not recorded.
-keras_hvd.barrier()
+keras_hvd.allgather_object("started")
 submitted = []
 for step in range(60):
     submitted.append(time.monotonic())

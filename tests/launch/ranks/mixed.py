@@ -249,6 +249,15 @@ class Pending:
             assert same, f"tensor {place} of {self.asked} is {result}, not {expected}"
 
 
+def run(asked: Collective) -> None:
+    """Carries out one collective, and checks it."""
+    pending = Pending(asked, keras_hvd.rank(), queue.SimpleQueue())
+    code = native.engine().khvd_run(ctypes.byref(pending.request))
+    if code != 0:
+        raise exceptions.from_code(code, native.engine().khvd_last_error().decode())
+    pending.check(keras_hvd.rank())
+
+
 def run_step(seed: int, step: int) -> None:
     """Asks for a step's collectives in an order of this rank's own, checks them."""
     rank, ranks = keras_hvd.rank(), keras_hvd.size()
