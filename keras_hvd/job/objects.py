@@ -43,7 +43,7 @@ def broadcast_object(
         obj: any object that cloudpickle can pickle, also a lambda or an object of a
             notebook's class; only the root's matters.
         root_rank: the rank that sends its object, counted in the whole job.
-        session: None; TensorFlow 2 has no sessions.
+        session: None; objects need no session of TensorFlow 1.
         name: matches the call to the other ranks' calls; needed only if several threads
             of a rank call it at once.
         process_set: the ranks that take part; by default all of them.
@@ -101,7 +101,7 @@ def broadcast_object_fn(
 
     Args:
         root_rank: the rank that sends its object, counted in the whole job.
-        session: None; TensorFlow 2 has no sessions.
+        session: None; objects need no session of TensorFlow 1.
         name: as for `broadcast_object`.
         process_set: the ranks that take part; by default all of them.
 
@@ -141,7 +141,7 @@ def allgather_object(
 
     Args:
         obj: any object that cloudpickle can pickle, as for `broadcast_object`.
-        session: None; TensorFlow 2 has no sessions.
+        session: None; objects need no session of TensorFlow 1.
         name: matches the call to the other ranks' calls; needed only if several threads
             of a rank call it at once.
         process_set: the ranks that take part; by default all of them.
@@ -198,7 +198,7 @@ def _name_or_turn(function: str, name: str | None, process_set: int) -> Iterator
 def _refuse_session(function: str, session: Any) -> None:
     if session is not None:
         raise TypeError(
-            f"{function}: session must be None, because TensorFlow 2 has no sessions; "
+            f"{function}: session must be None, because objects need no session; "
             f"got {session!r}"
         )
 

@@ -53,7 +53,7 @@ _REASONS = {
     "GPU_OPERATIONS": (
         "tensors on GPUs take NCCL where it can be used, else host memory"
     ),
-    "ADASUM_MPI_CHUNK_SIZE MPI_THREADS_DISABLE": "MPI is not used",
+    "ADASUM_MPI_CHUNK_SIZE MPI_THREADS_DISABLE": "MPI reduces no tensors here",
     "CCL_BGT_AFFINITY CCL_CACHE MLSL_BGT_AFFINITY": "oneCCL is not used",
     "HIERARCHICAL_ALLGATHER HIERARCHICAL_ALLREDUCE TORUS_ALLREDUCE": (
         "ranks on one host always share memory"
@@ -367,8 +367,8 @@ def explain(ignored: Mapping[str, str]) -> str:
 
     Example:
 
-    >>> explain({"--mpi": "MPI is not used", "--tcp": "MPI is not used"})
-    'without effect here: --mpi, --tcp (MPI is not used)'
+    >>> explain({"--mpi": "MPI is unused", "--tcp": "MPI is unused"})
+    'without effect here: --mpi, --tcp (MPI is unused)'
     """
     names: dict[str, list[str]] = {}
     for name, reason in ignored.items():

@@ -168,7 +168,7 @@ typedef struct {
   // their TLS, even if it fails.
   const khvd_link* links;
   int32_t link_count;
-  int32_t host_timeout;  // seconds until a host that does not answer is gone; 0: 5
+  int32_t host_timeout;  // seconds until a host that does not answer is gone; 0: 4
   // NULL: tensors travel over the links for them. Otherwise there are no such links.
   // Any thread calls these functions, one at a time, until khvd_shutdown.
   const khvd_mpi* mpi;
