@@ -20,11 +20,11 @@ from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.job import basics
 
 # Of Keras' session: by job, process set and name without number, how many have it.
-_Counts: TypeAlias = "collections.Counter[tuple[str, int, str]]"
+_Counts: TypeAlias = "collections.Counter[tuple[int, int, str]]"
 _COUNTS = "keras_hvd_names"
 
 # By job and process set: each one's number among those of its name.
-_places: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], int]] = (
+_places: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], int]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -45,11 +45,11 @@ def name_in_program(named: Any, process_set: int) -> str:
         return f"{named.name}@thread"
     base = without_number(named.name)
     places = _places.setdefault(named, {})
-    job, number = key = basics.job(), process_set
+    epoch, number = key = basics.epoch(), process_set
     if key not in places:
         counts = _counts_of_session()
-        places[key] = counts[job, number, base]
-        counts[job, number, base] += 1
+        places[key] = counts[epoch, number, base]
+        counts[epoch, number, base] += 1
     return f"{base}#{places[key]}" if places[key] else base
 
 
@@ -59,7 +59,7 @@ def place_in_program(named: Any, process_set: int) -> int | None:
     >>> import keras
     >>> place_in_program(keras.optimizers.Nadam(), 0)
     """
-    return _places.get(named, {}).get((basics.job(), process_set))
+    return _places.get(named, {}).get((basics.epoch(), process_set))
 
 
 def take_place(named: Any, process_set: int, place: int) -> None:
@@ -71,7 +71,7 @@ def take_place(named: Any, process_set: int, place: int) -> None:
     >>> name_in_program(optimizer, 0)
     'nadam#7'
     """
-    counts, key = _counts_of_session(), (basics.job(), process_set)
+    counts, key = _counts_of_session(), (basics.epoch(), process_set)
     of_name = *key, without_number(named.name)
     _places.setdefault(named, {})[key] = place
     counts[of_name] = max(counts[of_name], place + 1)

@@ -9,8 +9,7 @@ from typing import Any
 from keras_hvd import exceptions
 from keras_hvd.job import native
 
-_jobs_joined = 0
-_job = ""
+_epoch = 0
 _uses_mpi = False
 
 
@@ -232,27 +231,23 @@ def root_of(function: str, root_rank: Any) -> int:
     )
 
 
-def job() -> str:
-    """Identifies the job that this process joined last, alike on all ranks; or ""."""
-    return _job
+def epoch() -> int:
+    """The number of this process' job among those that it has joined; 0 before.
 
-
-def jobs_joined() -> int:
-    """How many jobs this process has joined.
+    Whatever holds a rank, a size or anything else of a job keeps this beside it.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> jobs_joined() > 0
+    >>> epoch() > 0
     True
     """
-    return _jobs_joined
+    return _epoch
 
 
-def note_job(launched: str, uses_mpi: bool) -> None:
-    """Records that this process has joined another job; `launched` is its name."""
-    global _jobs_joined, _job, _uses_mpi
-    _jobs_joined += 1
-    _job = f"{launched}, {_jobs_joined}"
+def begin_epoch(uses_mpi: bool) -> None:
+    """Records that this process has joined another job."""
+    global _epoch, _uses_mpi
+    _epoch += 1
     _uses_mpi = uses_mpi
 
 

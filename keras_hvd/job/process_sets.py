@@ -41,13 +41,13 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         self._ranks: list[int] | None = _ascending(ranks_or_comm)
         self._number: int | None = None
-        self._job = ""  # that it was added to
+        self._epoch = 0  # of the job that it was added to
         self._removed = False
 
     @property
     def process_set_id(self) -> int | None:
         """Its number, the same on all ranks; None while it is in no job."""
-        if self._number is None or self._job != basics.job():
+        if self._number is None or self._epoch != basics.epoch():
             return None
         return self._number if basics.is_initialized() else None
 
@@ -120,7 +120,7 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
-_last_job_with_sets = ""
+_last_epoch_with_sets = 0
 
 
 def job_has_sets() -> bool:
@@ -131,7 +131,7 @@ def job_has_sets() -> bool:
     >>> job_has_sets()
     False
     """
-    return _last_job_with_sets == basics.job()
+    return _last_epoch_with_sets == basics.epoch()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -175,9 +175,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
             (ctypes.c_int32 * len(ranks))(*ranks), len(ranks), ctypes.byref(number)
         )
     )
-    global _last_job_with_sets
+    global _last_epoch_with_sets
     process_set._number = number.value
-    process_set._job = _last_job_with_sets = basics.job()
+    process_set._epoch = _last_epoch_with_sets = basics.epoch()
     process_set._removed = False
     return process_set
 

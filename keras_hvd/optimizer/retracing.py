@@ -29,7 +29,7 @@ def trace_anew_in_another_job(model: keras.Model) -> None:
     """
     place = _place()
     # What was traced without a callback, in the process' only job, was traced in this.
-    unknown = place if basics.jobs_joined() == 1 else None
+    unknown = place if basics.epoch() == 1 else None
     if vars(model).get(_TRACED_FOR, unknown) != place:
         for function in _FUNCTIONS:
             setattr(model, function, None)
@@ -39,5 +39,5 @@ def trace_anew_in_another_job(model: keras.Model) -> None:
 def _place() -> tuple[Any, ...]:
     """All that a trace may hold of the job."""
     # No number of a process set is given again in another job.
-    sets_of = basics.job() if process_sets.job_has_sets() else None
+    sets_of = basics.epoch() if process_sets.job_has_sets() else None
     return basics.rank(), basics.size(), sets_of

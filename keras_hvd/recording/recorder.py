@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self, folder: Path, place: int, record: RankRecord):
         self.folder = folder
         self.record = record
-        self.jobs_joined = basics.jobs_joined()
+        self.epoch = basics.epoch()
         self._records = RankRecords(folder / files.RANKS, place)
         self.series = (
             TrainingSeries(folder / files.SERIES) if record.rank == 0 else None
@@ -47,7 +47,7 @@ _recorder: Recorder | None = None
 def current() -> Recorder | None:
     """This rank's recorder; None if nothing is recorded of the job that it is in."""
     # A part of the processes may form another job, of which there is no recording.
-    if _recorder is None or _recorder.jobs_joined != basics.jobs_joined():
+    if _recorder is None or _recorder.epoch != basics.epoch():
         return None
     return _recorder
 

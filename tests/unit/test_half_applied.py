@@ -28,7 +28,7 @@ def joined():
 @pytest.fixture
 def fail(monkeypatch):
     """Has the job of this process fail, and the process join another one."""
-    job = basics.job()
+    epoch = basics.epoch()
 
     def fail():
         with monkeypatch.context() as patched:
@@ -36,10 +36,10 @@ def fail(monkeypatch):
             patched.setattr(native, "engine", lambda: engine)
             half_applied.note_failure()
 
-    half_applied._failure.job = ""
+    half_applied._failure.epoch = 0
     yield fail
     half_applied.trust_all()
-    half_applied._failure.job = job
+    half_applied._failure.epoch = epoch
 
 
 def suspect(model: keras.Model) -> list[str]:

@@ -28,7 +28,7 @@ class _Failure:
 
     def __init__(self) -> None:
         self.text = ""
-        self.job = ""
+        self.epoch = 0
         # Variables with a lower number existed then.
         self.before = 0
         self.assigned: set[str] = set()
@@ -55,10 +55,10 @@ def note_failure() -> None:
     False
     """
     text = native.engine().khvd_failure().decode(errors="replace")
-    if not text or _failure.job == basics.job():
+    if not text or _failure.epoch == basics.epoch():
         return
     _failure.clear()
-    _failure.text, _failure.job, _failure.before = text, basics.job(), ops.uid()
+    _failure.text, _failure.epoch, _failure.before = text, basics.epoch(), ops.uid()
     _watch_assignments()
 
 

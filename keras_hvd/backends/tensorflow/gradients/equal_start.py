@@ -39,7 +39,7 @@ _ELEMENTS = 1024
 _PATIENCE_SECONDS = 2
 
 # The jobs and process sets in which weights were compared.
-_compared: set[tuple[str, int]] = set()
+_compared: set[tuple[int, int]] = set()
 _comparisons: list[_Comparison] = []
 
 
@@ -69,7 +69,7 @@ def compare(
     the step whose graph is being traced.
     """
     process_set = reduction.process_set
-    key = basics.job(), number_of(process_set, "the reduction of gradients")
+    key = basics.epoch(), number_of(process_set, "the reduction of gradients")
     if key in _compared or recorder.scaling():
         return
     shared = [each for each in variables if identity(each) not in local]

@@ -14,7 +14,6 @@ from keras_hvd.backends.tensorflow.gradients import reduction
 from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up_all
 from keras_hvd.recording import recorder
 
-
 _reduce = reduction.reduce
 
 
