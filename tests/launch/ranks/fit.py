@@ -55,7 +55,10 @@ def main() -> None:
     except Exception as error:
         times = {"at": time.monotonic(), "cpu": time.process_time()}
         note = {"type": type(error).__name__, "text": str(error), **times}
-        record.write_text(json.dumps(note))
+        # A signal may end this rank at any time: there is all of it, or none.
+        begun = record.with_suffix(".begun")
+        begun.write_text(json.dumps(note))
+        begun.rename(record)
         raise
 
 

@@ -38,5 +38,8 @@ if __name__ == "__main__":
         train()
     except Exception as error:
         note = {"type": type(error).__name__, "text": str(error)}
-        record.write_text(json.dumps(note | {"at": time.monotonic()}))
+        # A signal may end this rank at any time: there is all of it, or none.
+        begun = record.with_suffix(".begun")
+        begun.write_text(json.dumps(note | {"at": time.monotonic()}))
+        begun.rename(record)
         raise
