@@ -20,11 +20,11 @@ from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.job import basics
 
 # Of Keras' session: by job, process set and name without number, how many have it.
-_Counts: TypeAlias = "collections.Counter[tuple[int, int, str]]"
+_Counts: TypeAlias = "collections.Counter[tuple[basics.Epoch, int, str]]"
 _COUNTS = "keras_hvd_names"
 
 # By job and process set: each one's number among those of its name.
-_places: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], int]] = (
+_places: weakref.WeakKeyDictionary[Any, dict[tuple[basics.Epoch, int], int]] = (
     weakref.WeakKeyDictionary()
 )
 

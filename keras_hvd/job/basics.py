@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_hvd import exceptions
 from keras_hvd.job import native
 
-_epoch = 0
+
+class Epoch(NamedTuple):
+    """A job that this process has joined, as the others know it too."""
+
+    number: int  # among those that it has joined, from 1
+    job: str
+
+
+_epoch = Epoch(0, "")
 _uses_mpi = False
 
 
@@ -231,23 +239,23 @@ def root_of(function: str, root_rank: Any) -> int:
     )
 
 
-def epoch() -> int:
-    """The number of this process' job among those that it has joined; 0 before.
+def epoch() -> Epoch:
+    """The job that this process has joined last, alike on all ranks; number 0 before.
 
     Whatever holds a rank, a size or anything else of a job keeps this beside it.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> epoch() > 0
+    >>> epoch().number > 0
     True
     """
     return _epoch
 
 
-def begin_epoch(uses_mpi: bool) -> None:
-    """Records that this process has joined another job."""
+def begin_epoch(job: str, uses_mpi: bool) -> None:
+    """Records that this process has joined another job, of this name."""
     global _epoch, _uses_mpi
-    _epoch += 1
+    _epoch = Epoch(_epoch.number + 1, job)
     _uses_mpi = uses_mpi
 
 

@@ -41,7 +41,7 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         self._ranks: list[int] | None = _ascending(ranks_or_comm)
         self._number: int | None = None
-        self._epoch = 0  # of the job that it was added to
+        self._epoch: basics.Epoch | None = None  # in which it was added
         self._removed = False
 
     @property
@@ -120,7 +120,7 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
-_last_epoch_with_sets = 0
+_last_epoch_with_sets: basics.Epoch | None = None
 
 
 def job_has_sets() -> bool:

@@ -29,7 +29,7 @@ def trace_anew_in_another_job(model: keras.Model) -> None:
     """
     place = _place()
     # What was traced without a callback, in the process' only job, was traced in this.
-    unknown = place if basics.epoch() == 1 else None
+    unknown = place if basics.epoch().number == 1 else None
     if vars(model).get(_TRACED_FOR, unknown) != place:
         for function in _FUNCTIONS:
             setattr(model, function, None)

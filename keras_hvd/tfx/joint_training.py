@@ -58,7 +58,7 @@ def _train(
 
 
 def _require_joined() -> None:
-    if not basics.epoch():
+    if not basics.epoch().number:
         raise RuntimeError(
             "run_fn runs on several ranks, and has not joined them: each would train a "
             "model of its own. Call keras_hvd.init() at the beginning of run_fn, and "

@@ -155,7 +155,7 @@ def _join(
 def _check_size(launched: environment.World, members: list[int] | None) -> Sign | None:
     # Members of a part say themselves how many they are. So does who goes on in another
     # job, perhaps with fewer, at a place of its own.
-    says_so = basics.epoch() > 0 and "KERAS_HVD_SIZE" in os.environ
+    says_so = basics.epoch().number > 0 and "KERAS_HVD_SIZE" in os.environ
     if members is not None or says_so:
         return None
     return environment.check_size(launched.size)
@@ -278,7 +278,7 @@ def _start_engine(
         # Before the engine forgets it.
         process.note_failure()
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
-    basics.begin_epoch(uses_mpi)
+    basics.begin_epoch(world.job, uses_mpi)
 
 
 def _add_meeting(options: native.Options, meeting: Meeting) -> None:

@@ -36,7 +36,7 @@ def fail(monkeypatch):
             patched.setattr(native, "engine", lambda: engine)
             half_applied.note_failure()
 
-    half_applied._failure.epoch = 0
+    half_applied._failure.epoch = None
     yield fail
     half_applied.trust_all()
     half_applied._failure.epoch = epoch

@@ -28,7 +28,7 @@ class _Failure:
 
     def __init__(self) -> None:
         self.text = ""
-        self.epoch = 0
+        self.epoch: basics.Epoch | None = None
         # Variables with a lower number existed then.
         self.before = 0
         self.assigned: set[str] = set()

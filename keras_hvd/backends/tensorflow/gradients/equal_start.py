@@ -39,7 +39,7 @@ _ELEMENTS = 1024
 _PATIENCE_SECONDS = 2
 
 # The jobs and process sets in which weights were compared.
-_compared: set[tuple[int, int]] = set()
+_compared: set[tuple[basics.Epoch, int]] = set()
 _comparisons: list[_Comparison] = []
 
 
