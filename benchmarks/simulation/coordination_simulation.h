@@ -8,8 +8,7 @@
 //
 // Left out are sleeping and waking, the system calls of a connection (unless they are
 // given as a cost), and the collectives themselves.
-#ifndef KERAS_HVD_BENCHMARKS_SIMULATION_COORDINATION_SIMULATION_H_
-#define KERAS_HVD_BENCHMARKS_SIMULATION_COORDINATION_SIMULATION_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -74,5 +73,3 @@ SimulationResult Simulate(
     const std::vector<std::shared_ptr<const Description>>& requests);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_BENCHMARKS_SIMULATION_COORDINATION_SIMULATION_H_

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -72,7 +73,8 @@ class HostsCommunicator : private Waiter {
   int64_t SendAfter(int awaited, int64_t end, int member, const void* data,
                     int64_t bytes);
   int64_t ReceiveAfter(int awaited, int64_t end, int member, void* data, int64_t bytes);
-  // Moves what can be moved by now. All waits do so too, those of `local` as well.
+  // Moves what can be moved by now. If there are other hosts, all waits do so too,
+  // those of `local` as well.
   void Progress();
   // Wait for all that has been posted, or for what goes to and comes from one member up
   // to a return value of Send and Receive. Return false if the job has failed.

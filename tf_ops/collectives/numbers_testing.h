@@ -1,6 +1,7 @@
 // For tests: the elements of tensors as numbers, whatever their type.
 #pragma once
 
+#include <cmath>
 #include <complex>
 #include <cstdint>
 #include <cstring>

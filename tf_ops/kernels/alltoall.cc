@@ -32,8 +32,8 @@ REGISTER_OP("KerasHvdAlltoall")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       ShapeHandle splits;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));
       TF_RETURN_IF_ERROR(SetOtherRows(0, c));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));
       c->set_output(1, c->Vector(c->UnknownDim()));
       return absl::OkStatus();
     })

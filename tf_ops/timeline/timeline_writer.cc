@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <ctime>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/phase_recorder.h"

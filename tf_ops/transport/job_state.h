@@ -5,12 +5,15 @@
 // see hosts_job_state.h.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tf_ops/transport/doorbell.h"
 #include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/status.h"
 #include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
@@ -31,6 +34,9 @@ class JobState {
   JobState(std::shared_ptr<Segment> segment, int rank);
   JobState(std::shared_ptr<Segment> segment, Topology topology);
   virtual ~JobState() = default;
+  // A copy would not know other hosts.
+  JobState(const JobState&) = delete;
+  JobState& operator=(const JobState&) = delete;
 
   // The rank that decides what runs when.
   static constexpr int kCoordinator = 0;

@@ -37,9 +37,10 @@ struct [[nodiscard]] Status {
 };
 
 // Returns from the function with the status of an expression, unless that is ok.
-#define KHVD_RETURN_IF_ERROR(...)                                             \
-  do {                                                                        \
-    if (::keras_hvd::Status error = (__VA_ARGS__); !error.ok()) return error; \
+#define KHVD_RETURN_IF_ERROR(...)                    \
+  do {                                               \
+    ::keras_hvd::Status khvd_status = (__VA_ARGS__); \
+    if (!khvd_status.ok()) return khvd_status;       \
   } while (false)
 
 }  // namespace keras_hvd
