@@ -25,7 +25,9 @@ def is_variable(value: Any) -> bool:
     >>> is_variable(keras.Variable(1.0)), is_variable(keras.ops.ones(1))
     (True, False)
     """
-    return callable(getattr(value, "assign", None))
+    if isinstance(value, keras.Variable):
+        return True
+    return keras.ops.is_tensor(value) and hasattr(value, "assign")
 
 
 def path(variable: Any) -> str:

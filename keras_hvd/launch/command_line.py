@@ -51,6 +51,9 @@ _OF_ARGUMENTS = {
     "cooldown_range": "--blacklist-cooldown-range",
     "use_gloo": "--gloo",
     "use_mpi": "--mpi",
+    "np": "--num-proc",
+    "min_np": "--min-num-proc",
+    "max_np": "--max-num-proc",
 }
 
 
@@ -97,13 +100,16 @@ def of_arguments(arguments: Mapping[str, Any], command: Sequence[str]) -> Option
         option = BY_NAME[name]
         if value is None or value is False or not (value or option.values):
             continue
-        if not config_file.can_be_passed_on(str(value)):
+        several = isinstance(value, (list, tuple))
+        text = ",".join(map(str, value)) if several else str(value)
+        if not config_file.can_be_passed_on(text):
             raise UsageError(f"{argument} cannot be passed to a process: {value!r}")
         try:
-            made = option.value(str(value)) if callable(option.value) else value
+            made = option.value(text) if callable(option.value) else value
             option.take(given, name, made)
         except (argparse.ArgumentTypeError, UsageError) as error:
-            raise UsageError(f"{argument}: {error}") from None
+            reason = str(error).removeprefix(f"{name}: ")
+            raise UsageError(f"{argument}: {reason}") from None
     return _checked(given, command)
 
 

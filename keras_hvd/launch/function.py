@@ -162,10 +162,8 @@ def run(
     if num_proc in (None, 1):
         values["num_proc"] = 1 if np is None else None
     for name, other in _MEAN_THE_SAME.items():
-        of_other = values.pop(other)
-        if of_other is not None and values[name] is not None:
+        if values[name] is not None and values[other] is not None:
             raise ValueError(f"{name} and {other} mean the same: give one of them")
-        values[name] = values[name] if of_other is None else of_other
     # The others are options, by their names here.
     for name in ("func", "args", "kwargs", "executable"):
         del values[name]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_hvd import exceptions
-from keras_hvd.backends.current import framework, process
+from keras_hvd.backends.current import process
 from keras_hvd.job import (
     basics,
     cores,
@@ -435,8 +435,6 @@ def _start_recording(
         place = world.rank, world.size, launched.local_rank
         with _needing_room("recording"):
             recorder.start(folder, *place, ranks_of_job, measured)
-        if recorder.scaling() == "meet":
-            framework.meeting.install()
 
 
 @contextlib.contextmanager
@@ -456,14 +454,15 @@ def _warn(world: environment.World, sign: Sign | None) -> None:
         _warn_once("settings", settings.without_effect())
     if sign is not None and sign.is_first:
         _warn_once("sign", str(sign))
-    others = installed.other_copies() if world.rank == 0 else ()
-    if others:
-        _warn_once(
-            "copies",
+    # To look for them takes a while.
+    if world.rank == 0 and "copies" not in _warned:
+        others = " and ".join(map(str, installed.other_copies()))
+        text = (
             f"this is the keras_hvd in {installed.PACKAGE}, and there is another copy "
-            f"in {' and '.join(map(str, others))}, which is not used: uninstall the "
-            "one that you do not want, or remove its folder from sys.path",
+            f"in {others}, which is not used: uninstall the one that you do not want, "
+            "or remove its folder from sys.path"
         )
+        _warn_once("copies", text if others else "")
 
 
 _warned: set[str] = set()

@@ -28,7 +28,6 @@ NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")
 # What every public name here does takes a job, processes or a library of its own, and
 # shows in the tests of these, or is done to Keras for good.
 WITHOUT_EXAMPLES = {
-    "keras_hvd.backends.tensorflow.gradients.meeting",
     "keras_hvd.build",
     "keras_hvd.data.one_job",
     "keras_hvd.data.readers.avro",

@@ -200,6 +200,9 @@ def test_what_is_no_variable_cannot_be_local():
     for register in (optimizer().register_local_var, tape().register_local_source):
         with pytest.raises(TypeError, match="must be a variable; got 3"):
             register(3)
+        # It has an `assign` too.
+        with pytest.raises(TypeError, match="must be a variable; got <keras"):
+            register(keras.optimizers.SGD())
 
 
 def test_what_is_no_tape():

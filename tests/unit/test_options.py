@@ -4,9 +4,13 @@ import dataclasses
 import pathlib
 import re
 
+import pytest
+
 from keras_hvd.job import settings
 from keras_hvd.job.settings import OwnSetting, Setting
+from keras_hvd.launch import command_line
 from keras_hvd.launch.options import BY_KEY, BY_NAME
+from keras_hvd.launch.usage import UsageError
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 LAUNCHING = (DOCS / "launching.md").read_text()
@@ -77,3 +81,20 @@ def test_what_options_set_is_read():
     variables = {each.sets for each in BY_NAME.values() if each.sets.isupper()}
     assert len(variables) > 15
     assert variables <= read
+
+
+@pytest.mark.parametrize(
+    "argument, value, name",
+    [("np", 0, "np"), ("num_proc", 0, "num_proc"), ("min_np", 1, "min_np")],
+)
+def test_errors_name_arguments_of_run_as_they_were_given(argument, value, name):
+    with pytest.raises(UsageError) as raised:
+        command_line.of_arguments({"num_proc": 1, argument: value}, ["true"])
+    assert str(raised.value).startswith(f"{name}: ")
+    assert "--" not in str(raised.value).partition(": this version")[0]
+
+
+def test_run_takes_a_list_where_an_option_has_commas():
+    given = {"num_proc": 2, "network_interfaces": ["eth0", "eth1"]}
+    options = command_line.of_arguments(given, ["true"])
+    assert options.variables == {"KERAS_HVD_NETWORK_INTERFACES": "eth0,eth1"}

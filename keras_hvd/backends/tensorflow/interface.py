@@ -26,7 +26,6 @@ from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.backends.tensorflow.global_variables import refuse_session_optimizer
 from keras_hvd.backends.tensorflow.gradients import (
     equal_start,
-    meeting,
     reduction,
     tape,
     traced_updates,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _TENSORFLOW_IO = "tensorflow-io"
 _PYARROW = "pyarrow"
 
+# Arrow's types whose names are not TensorFlow's. What pyarrow says of NumPy's types
+# takes pandas.
+_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
 
 @dataclasses.dataclass
 class Parquet(Reader):
@@ -155,7 +159,8 @@ def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
         return tf.TensorSpec([], tf.string)
     kinds = types.is_boolean, types.is_integer, types.is_floating
     if any(is_kind(stored) for is_kind in kinds):
-        return tf.TensorSpec([], tf.as_dtype(stored.to_pandas_dtype()))
+        name = str(stored)
+        return tf.TensorSpec([], tf.as_dtype(_NAMES.get(name, name)))
     return str(kind)
 
 

@@ -27,6 +27,7 @@ from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up, add_up_all
 from keras_hvd.backends.variables import identity, path
 from keras_hvd.job.process_sets import number_of
+from keras_hvd.recording import recorder
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -71,6 +72,8 @@ def reduce(
     once. Raises NotImplementedError for Adasum of slices, or with a number of ranks
     that is not a power of 2.
     """
+    if recorder.scaling() == "meet":
+        return _meet(reduction, prefix, grads)
     results = list(grads)
     dense, sparse = [], []
     for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
@@ -101,6 +104,24 @@ def reduce(
                     reduction, f"{prefix}/slices/{number}", grads[i]
                 )
     return results
+
+
+def _meet(
+    reduction: GradientReduction, prefix: str, grads: Sequence[Gradient]
+) -> list[Gradient]:
+    """Waits for the other ranks when the gradients are there, and leaves these."""
+    kept = [add_up_all(grad) for grad in grads]
+    values = [
+        each.values if isinstance(each, tf.IndexedSlices) else each for each in kept
+    ]
+    with submission.leaving_thread():
+        with tf.control_dependencies(values):
+            sent = tf.zeros([1])
+        name = name_in_graph(f"{prefix}/meeting")
+        [[met]] = reduce_buckets(reduction, [[sent]], [name], [""])
+    # A session runs only what a result needs.
+    with tf.control_dependencies([met]):
+        return [tf.identity(each) for each in kept]
 
 
 def _reduce_dense(reduction, prefix, grads, variables, labels, agreed):
