@@ -84,10 +84,9 @@ def _fit(plain, model, *args, **kwargs):
     return plain(**arguments)
 
 
-@keras_patches.replaces(keras.Model, "evaluate", "predict")
-def _quietly(plain, model, *args, **kwargs):
+def _quietly(method, plain, model, *args, **kwargs):
     """Calls a method in which only the first rank shows its progress."""
-    strategy = _strategy_of(model, plain.__name__)
+    strategy = _strategy_of(model, method)
     if strategy is None:
         return plain(model, *args, **kwargs)
     _average_statistics(model)
@@ -97,17 +96,20 @@ def _quietly(plain, model, *args, **kwargs):
     return plain(**arguments)
 
 
+# By name: other tools may have replaced the methods by functions of other names.
+for _method in ("evaluate", "predict"):
+    keras_patches.replaces(keras.Model, _method)(functools.partial(_quietly, _method))
+
+
 @keras_patches.replaces(keras.Model, "train_on_batch")
 def _train_on_batch(plain, model, *args, **kwargs):
-    result = _on_rows(plain, model, *args, **kwargs)
+    result = _on_rows("train_on_batch", plain, model, *args, **kwargs)
     vars(model)[_STATISTICS_DIFFER] = True
     return result
 
 
-@keras_patches.replaces(keras.Model, "test_on_batch", "predict_on_batch")
-def _on_rows(plain, model, *args, **kwargs):
+def _on_rows(method, plain, model, *args, **kwargs):
     """Calls a method of one batch with this rank's rows of it."""
-    method = plain.__name__
     strategy = _strategy_of(model, method)
     if strategy is None:
         return plain(model, *args, **kwargs)
@@ -127,6 +129,10 @@ def _on_rows(plain, model, *args, **kwargs):
         model._maybe_symbolic_build(data_batch=(*symbols.values(), None, None)[:3])
     with _marked(model, method.removesuffix("_on_batch"), has_rows):
         return plain(**{**arguments, **rows})
+
+
+for _method in ("test_on_batch", "predict_on_batch"):
+    keras_patches.replaces(keras.Model, _method)(functools.partial(_on_rows, _method))
 
 
 @contextlib.contextmanager
