@@ -113,6 +113,11 @@ def count_elements(dataset: tf.data.Dataset) -> float:
 
     Reads as little as possible. Raises ValueError if TensorFlow cannot write down the
     graph of a dataset that has to be read.
+
+    Example:
+
+    >>> count_elements(tf.data.Dataset.range(5).filter(lambda x: x > 1).batch(2))
+    2
     """
     known = int(dataset.cardinality())
     if known == tf.data.INFINITE_CARDINALITY:

@@ -17,6 +17,15 @@ def for_one_job(
     """The same elements, which cannot be read in a job in which the place is another.
 
     `function` has made the dataset, for the error.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> numbers = tf.data.Dataset.range(3)
+    >>> checked = for_one_job(numbers, "shard", keras_hvd.global_process_set)
+    >>> [int(each) for each in checked], int(checked.cardinality())
+    ([0, 1, 2], 3)
     """
     number = number_of(process_set, function)
 

@@ -103,12 +103,28 @@ class Plan:
 
 
 def whole(pieces: int) -> np.ndarray:
-    """The parts of a whole epoch: int64 of shape (pieces, 3)."""
-    return np.arange(pieces)[:, None] * (1, 0, 0) + (0, 0, 1)
+    """The parts of a whole epoch: int64 of shape (pieces, 3).
+
+    Example:
+
+    >>> whole(2)
+    array([[0, 0, 1],
+           [1, 0, 1]])
+    """
+    parts = np.zeros((pieces, 3), np.int64)
+    parts[:, PIECE] = np.arange(pieces)
+    parts[:, STEP] = 1
+    return parts
 
 
 def lengths(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The number of samples in each part, from the pieces' `counts`."""
+    """The number of samples in each part, from the pieces' `counts`.
+
+    Example:
+
+    >>> lengths(np.array([[0, 1, 2], [0, 9, 1]]), np.array([6]))
+    array([3, 0])
+    """
     left = counts[parts[:, PIECE]] - parts[:, START]
     return np.maximum(-(-left // parts[:, STEP]), 0)
 

@@ -30,7 +30,17 @@ HOST = "host"
 
 
 def is_of_this_host(folder: str) -> bool:
-    """Whether a recording was made on this host: another one may see the folder too."""
+    """Whether a recording was made on this host: another one may see the folder too.
+
+    Example:
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> for name in (socket.gethostname(), "elsewhere"):
+    ...     Path(folder, HOST).write_text(name) and is_of_this_host(folder)
+    True
+    False
+    """
     try:
         return Path(folder, HOST).read_text() == socket.gethostname()
     except OSError:

@@ -45,7 +45,13 @@ _recorder: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """This rank's recorder; None if nothing is recorded of the job that it is in."""
+    """This rank's recorder; None if nothing is recorded of the job that it is in.
+
+    Example:
+
+    >>> current() is None
+    True
+    """
     # A part of the processes may form another job, of which there is no recording.
     if _recorder is None or _recorder.epoch != basics.epoch():
         return None

@@ -49,6 +49,16 @@ def distribute(
     Each rank's rows follow those of the rank before. If the rows do not divide evenly,
     the first ranks have one more. Raises if the datasets' elements are not batches that
     can be sliced, or differ in type between ranks.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(5).batch(3)
+    >>> for rows in distribute(dataset, keras_hvd.global_process_set):
+    ...     print(rows.numpy())
+    [0 1 2]
+    [3 4]
     """
     _check_options(_DISTRIBUTE, options)
     rows = functools.partial(_rows_of_rank, process_set.rank(), process_set.size())
@@ -60,7 +70,19 @@ def distribute(
 def distribute_for_steps(
     dataset: tf.data.Dataset, process_set: ProcessSet, every_rank_has_rows: bool
 ) -> DistributedDataset:
-    """The same as `Rows` for Keras' steps, with a row even for a rank without rows."""
+    """The same as `Rows` for Keras' steps, with a row even for a rank without rows.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(5).batch(3)
+    >>> ranks = keras_hvd.global_process_set
+    >>> for rows in distribute_for_steps(dataset, ranks, False):
+    ...     print(rows.batch.numpy(), len(rows.own))
+    [0 1 2] 1
+    [3 4] 1
+    """
     rank, size = process_set.rank(), process_set.size()
 
     def rows(batch):
@@ -79,6 +101,17 @@ def parts_for_steps(parts: DistributedDataset) -> DistributedDataset:
     """The parts that ranks have made themselves, as `Rows` if some may have no rows.
 
     There a rank without rows gets a row of zeros.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> context = tf.distribute.InputContext(1, 0, 1)
+    >>> parts = from_function(
+    ...     lambda _: tf.data.Dataset.range(2), context, keras_hvd.global_process_set
+    ... )
+    >>> parts_for_steps(parts) is parts
+    True
     """
     if not parts.may_lack_rows:
         return parts
@@ -123,7 +156,18 @@ def from_function(
     process_set: ProcessSet,
     options: tf.distribute.InputOptions | None = None,
 ) -> DistributedDataset:
-    """Takes the dataset of batches that `dataset_fn` makes on each rank."""
+    """Takes the dataset of batches that `dataset_fn` makes on each rank.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> def make(context):
+    ...     return tf.data.Dataset.range(2 * context.num_replicas_in_sync)
+    >>> context = tf.distribute.InputContext(1, 0, 1)
+    >>> len(list(from_function(make, context, keras_hvd.global_process_set)))
+    2
+    """
     function = "distribute_datasets_from_function"
     _check_options(function, options)
     dataset = dataset_fn(context)

@@ -23,7 +23,18 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
-    """The context in which `Strategy.run` runs a function on this rank."""
+    """The context in which `Strategy.run` runs a function on this rank.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> def step():
+    ...     context = tf.distribute.get_replica_context()
+    ...     return context.all_reduce("SUM", context.replica_id_in_sync_group + 1)
+    >>> keras_hvd.Strategy().run(step).numpy().item()
+    1
+    """
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -48,7 +59,17 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
 
 class Extended(current_strategy.OwnExtended):
-    """The `extended` of a `keras_hvd.Strategy`, whose ranks compute on one `device`."""
+    """The `extended` of a `keras_hvd.Strategy`, whose ranks compute on one `device`.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> strategy = keras_hvd.Strategy()
+    >>> extended = strategy.extended
+    >>> extended.call_for_each_replica(tf.abs, args=(tf.constant(-1),)).numpy().item()
+    1
+    """
 
     def __init__(
         self, strategy: tf.distribute.Strategy, process_set: ProcessSet, device: str
@@ -240,7 +261,13 @@ def _legacy_iterator(dataset):
 
 
 def as_reduce_op(reduce_op: Any) -> tf.distribute.ReduceOp:
-    """A `tf.distribute.ReduceOp`, given itself or by name in any case."""
+    """A `tf.distribute.ReduceOp`, given itself or by name in any case.
+
+    Example:
+
+    >>> as_reduce_op("sum")
+    <ReduceOp.SUM: 'SUM'>
+    """
     if isinstance(reduce_op, str):
         return tf.distribute.ReduceOp(reduce_op.upper())
     if isinstance(reduce_op, tf.distribute.ReduceOp):

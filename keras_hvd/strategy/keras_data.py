@@ -44,6 +44,14 @@ def rows_of_rank(
 
     Ranks compare the beginning of each array of argument `same`. Raises ValueError if
     something has no rows, or differs between ranks.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> data = {"x": np.arange(3), "y": None}
+    >>> rows_of_rank(data, "x", keras_hvd.Strategy(), "train_on_batch")
+    ({'x': array([0, 1, 2]), 'y': None}, None)
     """
     leaves = [each for each in keras.tree.flatten(data) if each is not None]
     for each in leaves:

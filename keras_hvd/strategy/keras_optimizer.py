@@ -28,7 +28,16 @@ def install() -> None:
 
 
 def require_made_under(strategy: Any, optimizer: Any) -> None:
-    """Raises RuntimeError unless an optimizer, or None, was made in the scope."""
+    """Raises RuntimeError unless an optimizer, or None, was made in the scope.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> require_made_under(keras_hvd.Strategy(), keras.optimizers.SGD())
+    Traceback (most recent call last):
+    RuntimeError: SGD 'sgd' was made outside of the scope of the keras_hvd.Strategy ...
+    """
     for each in (optimizer, *(inner_optimizers(optimizer) or ())):
         if getattr(each, "_distribution_strategy", strategy) is strategy:
             continue

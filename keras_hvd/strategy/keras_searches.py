@@ -13,6 +13,12 @@ def refuse_search_of_one_rank(strategy: Any) -> None:
     """Raises if the scope is for a tuner of KerasTuner that knows of no other rank.
 
     Each rank's tuner would choose trials of its own, and write the same files.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> refuse_search_of_one_rank(keras_hvd.Strategy())
     """
     keras_tuner = sys.modules.get("keras_tuner")
     if keras_tuner is None or current_strategy.several_ranks(strategy) is None:

@@ -167,6 +167,11 @@ def zero_unless(
     """A tensor or slices; zeros unless the condition holds. None holds.
 
     Or what `neutral` makes of the tensor, in place of zeros.
+
+    Example:
+
+    >>> zero_unless(tf.constant(False), tf.constant(float("nan"))).numpy().item()
+    0.0
     """
     if condition is None:
         return value
@@ -186,7 +191,13 @@ def own_part(value: tf.Tensor, axis: Any) -> tf.Tensor:
 
 
 def trimmed(value: tf.Tensor, has_rows: tf.Tensor, axis: Any = 0) -> tf.Tensor:
-    """A tensor with nothing along an axis, unless this rank has rows."""
+    """A tensor with nothing along an axis, unless this rank has rows.
+
+    Example:
+
+    >>> trimmed(tf.ones([2, 3]), tf.constant(False), axis=1).shape
+    TensorShape([2, 0])
+    """
     shape = tf.shape(value)
     place = tf.math.floormod(tf.range(tf.rank(value)) - axis, tf.rank(value))
     kept = tf.where((place > 0) | has_rows, shape, tf.zeros_like(shape))
@@ -329,6 +340,11 @@ def of_any_length(part: Any) -> Any:
     """The same, but nothing can tell its number of rows without computing it.
 
     Of eager tensors everything is known.
+
+    Example:
+
+    >>> of_any_length(tf.ones([2, 3])).shape
+    TensorShape([2, 3])
     """
     if not hasattr(part, "shape"):
         # A flag, such as `training`: layers decide by it in Python.

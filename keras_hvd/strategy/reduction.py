@@ -35,6 +35,13 @@ def all_reduce(
     They are tensors, variables, numbers or `tf.IndexedSlices`, with the same shapes and
     types on every rank. The mean of integers is a float, as in `tf.distribute`. What
     comes of rows that a rank does not have is left out.
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> values = [1, tf.constant(2.0)]
+    >>> mean = tf.distribute.ReduceOp.MEAN
+    >>> all_reduce(mean, values, keras_hvd.global_process_set)[0].numpy().item()
+    1.0
     """
     op = Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average
     counts = no_rows.ranks_that_count()
@@ -93,6 +100,15 @@ def all_gather(
     As in `tf.distribute`, the gradient is this rank's part of the sum of all ranks'
     gradients. Raises TypeError if a type cannot be sent, and ValueError if a value is a
     scalar or has no such dimension.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> values = [tf.ones([1, 2]), tf.ones([3, 4])]
+    >>> gathered = all_gather(values, 1, keras_hvd.global_process_set)
+    >>> [each.shape.as_list() for each in gathered]
+    [[1, 2], [3, 4]]
     """
     tensors = map(tf.convert_to_tensor, values)
     own = [no_rows.own_part(each, axis) for each in tensors]

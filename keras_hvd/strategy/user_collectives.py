@@ -20,7 +20,16 @@ from keras_hvd.strategy.reduction import of_ranks_with_rows
 def to_reduction(
     values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
 ) -> tuple[list[Any], contributions.Restore]:
-    """Values that change no result; for an average, with the way to the others'."""
+    """Values that change no result; for an average, with the way to the others'.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> given, _ = to_reduction([1.0], Average, keras_hvd.global_process_set)
+    >>> given
+    [1.0]
+    """
     if op != Average:
         neutral = _neutral(op)
         return [no_rows.without_foreign(each, neutral) for each in values], list
@@ -39,7 +48,11 @@ def to_reduction(
 
 
 def to_gather(value: tf.Tensor) -> tf.Tensor:
-    """The rows that are this rank's own."""
+    """The rows that are this rank's own.
+
+    >>> to_gather(tf.constant([1])).numpy().tolist()
+    [1]
+    """
     return no_rows.own_part(value, 0)
 
 

@@ -86,6 +86,13 @@ def of_first_rank(value: Any, name: str, process_set: ProcessSet) -> tf.Tensor:
     """The first rank's value, on every rank.
 
     Shapes and types are the same on all ranks; strings may have any length.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> of_first_rank(["a", "bc"], "words", keras_hvd.global_process_set).numpy()
+    array([b'a', b'bc'], dtype=object)
     """
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype == tf.string:

@@ -43,7 +43,14 @@ class Settings:
 
 
 def num_ranks_of(value: Any) -> int:
-    """Checks a number of ranks, which may be text, as in parameters of a run."""
+    """Checks a number of ranks, which may be text, as in parameters of a run.
+
+    Example:
+
+    >>> num_ranks_of("two")
+    Traceback (most recent call last):
+    ValueError: keras_hvd.tfx: num_ranks must be a whole number from 1 on; got 'two'
+    """
     if isinstance(value, str):
         is_whole = value.isdecimal()
     else:

@@ -197,7 +197,19 @@ class Summary:
 
 
 def read(lines: Iterable[str]) -> Summary:
-    """Reads a timeline. Raises NotATimelineError if it is not one."""
+    """Reads a timeline. Raises NotATimelineError if it is not one.
+
+    Example:
+
+    >>> summary = read([
+    ...     '[',
+    ...     '{"name":"start","ph":"M","args":{"time":0,"size":2}},',
+    ...     '{"name":"thread_name","ph":"M","tid":0,"args":{"name":"grad"}},',
+    ...     '{"name":"NEGOTIATE_ALLREDUCE","ph":"X","tid":0,"ts":0,"dur":9,'
+    ...     '"args":{"batch":1,"ready":{"1":0,"0":8}}}'])
+    >>> summary.size, summary.is_whole, summary.waits[0].covered()
+    (2, False, 8.0)
+    """
     summary = Summary()
     summary.add(lines)
     if summary.size == 0:
@@ -206,7 +218,13 @@ def read(lines: Iterable[str]) -> Summary:
 
 
 def _without_controls(name: str) -> str:
-    """A tensor's name, in which nothing acts on the terminal."""
+    r"""A tensor's name, in which nothing acts on the terminal.
+
+    Example:
+
+    >>> print(_without_controls("grad\x1b[31m"))
+    grad\x1b[31m
+    """
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in name

@@ -29,11 +29,7 @@ NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")
 # shows in the tests of these, or is done to Keras for good.
 WITHOUT_EXAMPLES = {
     "keras_hvd.build",
-    "keras_hvd.data.one_job",
     "keras_hvd.data.readers.avro",
-    "keras_hvd.data.readers.function",
-    "keras_hvd.data.readers.reader",
-    "keras_hvd.data.readers.tensorflow_io",
     "keras_hvd.launch.check_build",
     "keras_hvd.launch.diagnosis.measurement",
     "keras_hvd.launch.diagnosis.rank",
@@ -52,20 +48,9 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.world.launchers.mpi",
     "keras_hvd.world.launchers.munge",
     "keras_hvd.world.rendezvous.ranks",
-    "keras_hvd.recording.capacity",
     "keras_hvd.report.page",
     "keras_hvd.report.record",
     "keras_hvd.job.mpi_functions",
-    "keras_hvd.strategy.distributed_dataset",
-    "keras_hvd.strategy.extended",
-    "keras_hvd.strategy.keras_callback",
-    "keras_hvd.strategy.keras_data",
-    "keras_hvd.strategy.keras_metrics",
-    "keras_hvd.strategy.keras_optimizer",
-    "keras_hvd.strategy.keras_searches",
-    "keras_hvd.strategy.no_rows",
-    "keras_hvd.strategy.reduction",
-    "keras_hvd.strategy.user_collectives",
     "keras_hvd.tfx.joint_training",
 }
 

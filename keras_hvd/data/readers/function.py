@@ -12,7 +12,14 @@ from keras_hvd.data.readers.reader import Reader
 
 @dataclasses.dataclass
 class Function(Reader):
-    """Files that a function opens: from a name, a string scalar, to a dataset."""
+    """Files that a function opens: from a name, a string scalar, to a dataset.
+
+    Example:
+
+    >>> reader = Function(lambda path: tf.data.Dataset.from_tensors(path))
+    >>> list(reader.open(tf.constant("a.txt"), tf.constant(-1)).as_numpy_iterator())
+    [b'a.txt']
+    """
 
     function: Callable[[tf.Tensor], tf.data.Dataset]
 

@@ -43,7 +43,12 @@ def require_columns(path: str, wanted: Iterable[str], there: Iterable[str]) -> N
 
 
 def check_compression(compression: str) -> None:
-    """Raises ValueError unless tf.data has this compression."""
+    """Raises ValueError unless tf.data has this compression.
+
+    Example:
+
+    >>> check_compression("GZIP")
+    """
     if compression not in ("", "GZIP", "ZLIB"):
         raise ValueError(
             f"from_files: compression must be '', 'GZIP' or 'ZLIB', got {compression!r}"

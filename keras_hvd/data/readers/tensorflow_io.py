@@ -11,7 +11,13 @@ VERSIONS = "tensorflow-io 0.37.1, which loads on TensorFlow 2.16 only"
 
 
 def why_not() -> str:
-    """Why tensorflow-io cannot be used; "" if it can."""
+    """Why tensorflow-io cannot be used; "" if it can.
+
+    Example:
+
+    >>> bool(why_not()) or bool(load())
+    True
+    """
     if not tf.__version__.startswith("2.16."):
         return f"this is TensorFlow {tf.__version__}"
     if importlib.util.find_spec("tensorflow_io") is None:
