@@ -2,10 +2,12 @@
 
 import inspect
 
+import keras
 import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.strategy import keras_patches, keras_trainer
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +141,17 @@ def test_a_dataset_shows_its_type():
     assert isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
     assert iterator.element_spec == distributed.element_spec
     assert iterator._type_spec.value_type is type(iterator)
+
+
+def test_methods_of_keras_keep_their_names_where_another_tool_has_replaced_them(
+    monkeypatch,
+):
+    names = "evaluate", "predict", "test_on_batch", "predict_on_batch"
+    asked = []
+    monkeypatch.setattr(
+        keras_trainer, "_strategy_of", lambda model, method: asked.append(method)
+    )
+    for _, name, replacement in keras_patches._noted:
+        if name in names:
+            replacement(lambda model: None, keras.Sequential())
+    assert asked == [*names]
