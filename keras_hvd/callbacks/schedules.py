@@ -11,7 +11,7 @@ from keras_hvd.job import basics
 
 
 class _Begin(NamedTuple):
-    """What the first learning rate is computed from."""
+    """The arguments from which the first learning rate is computed."""
 
     learning_rate: float
     warmup_steps: int
