@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _TENSORFLOW_IO = "tensorflow-io"
 _PYARROW = "pyarrow"
 
-# Arrow's types whose names are not TensorFlow's. What pyarrow says of NumPy's types
-# takes pandas.
+# Arrow's types whose names are not TensorFlow's. pyarrow's own conversion to NumPy's
+# types takes pandas.
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
