@@ -28,7 +28,8 @@ def trace_anew_in_another_job(model: keras.Model) -> None:
     False
     """
     place = _place()
-    # What was traced without a callback, in the process' only job, was traced in this.
+    # Without a callback, a function was traced in this job if it is the only one of the
+    # process.
     unknown = place if basics.epoch().number == 1 else None
     if vars(model).get(_TRACED_FOR, unknown) != place:
         for function in _FUNCTIONS:
