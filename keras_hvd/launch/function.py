@@ -140,8 +140,8 @@ def run(
         The function's result on each rank, in the order of ranks.
 
     Raises:
-        Exception: the function's error, from the rank that failed first. Its cause
-            has the rank and its traceback. An error that cannot be pickled, or not
+        Exception: the function's error, from the rank that failed first. Its cause has
+            the rank and its traceback. An error that cannot be pickled, or not
             unpickled here, becomes a RuntimeError that describes it.
         RankFailedError: a rank ended before the function had returned.
         TypeError: `func` is not a function; or it, what it uses or an argument cannot

@@ -1,9 +1,9 @@
 """Warns once if the ranks have begun to train with different weights.
 
-Reducing gradients leaves weights as different as they were.
-A digest of the weights is therefore compared at the first reduction. The comparison
-runs beside the training: no rank waits for it. Scripts may broadcast the weights after
-the first step, as Horovod's examples do. So a difference is reported only later.
+Reducing gradients leaves weights as different as they were. So a digest of the weights
+is compared at the first reduction. The comparison runs beside the training: no rank
+waits for it. Scripts may broadcast the weights after the first step, as Horovod's
+examples do. So a difference is reported only later.
 """
 
 from __future__ import annotations
