@@ -1,9 +1,10 @@
-"""Labels of variables, which ranks agree on whatever objects each has made besides.
+"""Labels of variables, alike on all ranks whatever other objects each has made.
 
-Keras numbers automatic names (`dense_1`) by what a process has made before, and begins
-paths with the layers that build a variable, which `load_model` and `clone_model` may
-leave out. Both differ between ranks if one of them makes a further layer, or loads a
-model that the others make. The engine compares the rest: see `labels` in c_api.h.
+Keras numbers automatic names (`dense_1`) by the objects that a process has made before.
+It begins paths with the layers that build a variable, which `load_model` and
+`clone_model` may leave out. Both differ between ranks if one of them makes a further
+layer, or loads a model that the others make. The engine compares the rest: see `labels`
+in c_api.h.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class TrainingProgress:
 
 
 progress = TrainingProgress()
-"""That of this process."""
+"""The progress of this process."""
 
 
 def describe(rate: float, waits: recording.Waits | None) -> str:

@@ -100,7 +100,7 @@ class Checksums:
     """A rank's checksums: `of_weights` is compared if the other fields are equal."""
 
     ranks: tuple[int, ...]
-    """Those that train the model together; none if the optimizers differ in that."""
+    """The ranks that train the model; none if the optimizers differ in that."""
     structure: int
     of_weights: list[int | None]
     """None for a weight that is meant to differ."""
@@ -211,7 +211,7 @@ class SharedWeights:
         }
 
     def _add_up(self, places: list[int], process_set: ProcessSet) -> None:
-        """Adds up what the ranks have added since the epoch's first step."""
+        """Adds up the ranks' additions since the epoch's first step."""
         every = weights_of(self._model)
         weights = [every[place] for place in places]
         parts = [keras.ops.copy(weight.value) for weight in weights]

@@ -20,7 +20,7 @@ def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class _SilentBackupAndRestore(keras.callbacks.BackupAndRestore):
-    # All ranks get what rank 0 restores.
+    # All ranks get the state that rank 0 restores.
     on_train_begin = on_train_end = _load_model = _save_model = _nothing
 
 
@@ -87,10 +87,10 @@ if hasattr(keras.callbacks, "OrbaxCheckpoint"):
     )
 
 WRITERS = tuple(_SILENT)
-"""The classes of Keras."""
+"""Keras' classes that write."""
 
 SILENT_WRITERS = tuple(_SILENT.values())
-"""What they are on other ranks than 0."""
+"""Their replacements on ranks other than 0."""
 
 
 def let_write(callbacks: Iterable[keras.callbacks.Callback], writes: bool) -> None:

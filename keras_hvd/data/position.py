@@ -303,7 +303,7 @@ class Position(tf.train.experimental.PythonState):
         self._stop_iteration()
 
     def _stop_iteration(self) -> None:
-        """Forgets what an iteration has read ahead; it may still be reading."""
+        """Forgets samples that an iteration has read ahead; it may still be reading."""
         self._iteration = getattr(self, "_iteration", 0) + 1
         self._read: collections.deque[np.ndarray] = collections.deque()
         self._waiting = 0

@@ -144,8 +144,8 @@ def run(
             the rank and its traceback. An error that cannot be pickled, or not
             unpickled here, becomes a RuntimeError that describes it.
         RankFailedError: a rank ended before the function had returned.
-        TypeError: `func` is not a function; or it, what it uses or an argument cannot
-            be pickled.
+        TypeError: `func` is not a function; or it, an object that it uses, or an
+            argument cannot be pickled.
         ValueError: an argument is wrong, or needs what this version does not have.
         KeyboardInterrupt: this process was interrupted; all ranks have ended.
 
@@ -322,7 +322,7 @@ def _results(
     code: int,
     exchange: Exchange | None = None,
 ) -> list[Any]:
-    """What the ranks returned; raises unless all have returned."""
+    """The results of the ranks; raises unless all have returned."""
     hosts = exchange.hosts if exchange is not None else {}
     failed = [
         (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)

@@ -50,8 +50,8 @@ def descendants() -> list[int]:
     for entry in os.listdir("/proc") if are_visible() else ():
         if not entry.isdecimal():
             continue
-        # A process may end between the listing and the reading, and those of others
-        # may be hidden (hidepid).
+        # A process may end between the listing and the reading, and other users'
+        # processes may be hidden (hidepid).
         with contextlib.suppress(OSError):
             _, parent = _state_and_parent(int(entry))
             children.setdefault(parent, []).append(int(entry))

@@ -126,7 +126,7 @@ def spawn(
 
 
 def fit_terminals(rank: Rank, options: Options) -> None:
-    """Gives a rank's terminals the size of those that show them, less the prefix."""
+    """Gives a rank's terminals the size of the real terminals, less the prefix."""
     for stream in rank.streams:
         _fit(stream.descriptor, stream.screen, _prefix(rank.number, options))
 

@@ -93,7 +93,7 @@ def install() -> None:
         _guard(orbax, "_save_checkpoint")
     _share_backups(keras.callbacks.BackupAndRestore)
     if recorder.scaling():
-        # It keeps files of its own beside the weights, and resumes from what it finds.
+        # It keeps files of its own beside the weights, and would resume from them.
         for name in _BACKUP_METHODS:
             method = getattr(keras.callbacks.Callback, name)
             setattr(keras.callbacks.BackupAndRestore, name, method)
@@ -126,7 +126,7 @@ def require_good_steps(subject: Any = None) -> None:
     """Waits for the GPUs, and raises a `RankFailedError` if the job has failed.
 
     Raises it too if `subject`, a model or checkpoint, has variables of an earlier job
-    that has.
+    that has failed.
 
     Example:
 

@@ -165,7 +165,7 @@ def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
 
 
 def _stored(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that a column is read as; for times, that of the numbers in the file."""
+    """The type to read a column as; for times, the type of the numbers in the file."""
     import pyarrow
     from pyarrow import types
 

@@ -83,7 +83,7 @@ class Opener:
         return length
 
     def check(self, header: bytes, content: bytes) -> None:
-        """Raises MessageError unless the content is what was sealed."""
+        """Raises MessageError unless the content has this seal."""
         _, seal = _HEADER.unpack(header)
         if not hmac.compare_digest(seal, _seal(self._key, self._number, content)):
             raise MessageError("it was changed on its way")

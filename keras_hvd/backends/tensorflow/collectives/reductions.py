@@ -92,7 +92,7 @@ def handed_over() -> int:
 
 @contextlib.contextmanager
 def watching() -> Iterator[Counts]:
-    """Counts the reductions that are run or traced in this block.
+    """Counts the reductions run or traced in this block; complete when it has ended.
 
     >>> import keras_hvd
     >>> keras_hvd.init()

@@ -34,8 +34,9 @@ def require_not_reduced(
 ) -> None:
     """Raises if the gradients given to an optimizer that reduces were reduced before.
 
-    Averaging what is equal on all ranks changes nothing, so an optimizer that averages
-    takes gradients that a collective has reduced, but not those of a distributed tape.
+    Averaging equal values changes nothing. So an optimizer that averages takes
+    gradients that a collective has reduced, but not the gradients of a distributed
+    tape.
 
     Example:
 
