@@ -1,4 +1,4 @@
-"""What launchers say of a process' place, for users: keras_hvd/world/environment.py."""
+"""This process' place according to launchers, for users: world/environment.py."""
 
 from keras_hvd.world.environment import LaunchEnvironmentError, World, check_size, world
 from keras_hvd.world.launchers.variables import job_name

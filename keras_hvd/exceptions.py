@@ -1,7 +1,7 @@
 """The exceptions of keras_hvd.
 
 Errors of a collective that runs as a TensorFlow op arrive as `tf.errors.*` with the
-same text; everything else raises these.
+same text. All other functions raise these.
 """
 
 from __future__ import annotations

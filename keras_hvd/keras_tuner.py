@@ -202,7 +202,7 @@ class _Distributed(Mixin):
 class _Shared(Mixin):
     """The changes to an oracle for several ranks.
 
-    Rank 0's oracle changes and the others follow, so reading one needs no other rank.
+    Rank 0's oracle changes and the others follow, so a reader needs no other rank.
     """
 
     _is_changing = False
@@ -261,7 +261,7 @@ class _Shared(Mixin):
         self.hyperparameters = space
         for each in trials:
             known = self.trials.setdefault(each.trial_id, each)
-            # Updated in place, for those who hold the trial.
+            # Updated in place, for holders of the trial.
             vars(known).update(vars(each))
         is_trial = isinstance(result, keras_tuner.engine.trial.Trial)
         return self.trials.get(result.trial_id, result) if is_trial else result
@@ -287,7 +287,7 @@ def _save_nothing() -> None:
 
 def _require_reduced(model: keras.Model) -> None:
     """Raises an error that ends the search: other trials would fail too."""
-    # Whether custom steps reduce is only known when they run.
+    # Custom steps show only when they run whether they reduce.
     own_steps = type(model).train_step is not keras.Model.train_step
     if own_steps or framework.current_strategy.of_model(model) is not None:
         return

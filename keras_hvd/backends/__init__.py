@@ -1,1 +1,1 @@
-"""What depends on a framework, a folder each, and what these have in common."""
+"""The layer for frameworks: a folder for each, and the code that these share."""

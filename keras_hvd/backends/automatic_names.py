@@ -1,4 +1,4 @@
-"""Names that Keras makes of classes, and numbers by what a process has made before."""
+"""Automatic names: Keras makes them of classes, and numbers them as they are made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NUMBERED = re.compile(r"^(.+)_\d+(:\d+)?$")
 def without_number(name: str) -> str:
     """A name without the number that Keras has added.
 
-    What the user has numbered keeps its number, because the user may make such layers
-    in any order. Nobody makes an object of a base class, so its name is the user's.
+    Names that the user has numbered keep their number, because the user may make such
+    layers in any order. Nobody makes an object of a base class, so its name is the
+    user's.
 
     >>> import keras
     >>> [without_number(each) for each in ("dense_1", "adam_2", "forward_lstm_3")]

@@ -1,4 +1,4 @@
-"""What compressors of gradients are, and the one that changes nothing."""
+"""The interface of gradient compressors, and the compressor that changes nothing."""
 
 from __future__ import annotations
 

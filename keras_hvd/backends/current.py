@@ -1,9 +1,9 @@
-"""The framework with which this process computes, for what knows none.
+"""The framework with which this process computes, for code that depends on none.
 
-That is all of keras_hvd but what is made for TensorFlow: `strategy`, `data` and `tfx`.
-A framework has a folder here. Its `interface` is what optimizers and callbacks take of
-it, and is imported when they first do. Its `process` and `allocator` are for processes
-that may be without it.
+That is all of keras_hvd except the TensorFlow parts: `strategy`, `data` and `tfx`. Each
+framework has a folder here. Its `interface` has the functions that optimizers and
+callbacks call, and is imported at the first call. Its `process` and `allocator` are for
+processes that may be without the framework.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How gradients are reduced, as users say it of an optimizer, a tape or a strategy."""
+"""The settings for reducing gradients: of an optimizer, a tape or a strategy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_hvd.job import basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.recording import recorder
 
-# Who raises the error, in messages.
+# The origin of errors, in messages.
 KIND = "the reduction of gradients"
 
 
@@ -83,15 +83,16 @@ class GradientReduction:
     def is_alone(self) -> bool:
         """Whether this rank has no other rank to reduce with.
 
-        Also outside of the process set: such a rank trains with its own gradients.
-        Whoever then traces something else than a reduction makes it depend on
+        Also outside of the process set: such a rank trains with its own gradients. A
+        caller that then traces a step without a reduction makes it depend on
         `only_alone` of the framework.
         """
         basics.require_initialized(KIND)
         number_of(self.process_set, KIND)
         if not self.process_set.included():
             return True
-        # There, what a step submits is what counts it.
+        # In a measurement of scaling, even a rank alone submits: submissions are
+        # counted.
         return self.process_set.size() == 1 and not recorder.scaling()
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:

@@ -1,9 +1,10 @@
-"""What ranks have to agree on about variables, whatever else each of them has made.
+"""Labels of variables, alike on all ranks whatever other objects each has made.
 
-Keras numbers automatic names (`dense_1`) by what a process has made before, and begins
-paths with the layers that build a variable, which `load_model` and `clone_model` may
-leave out. Both differ between ranks if one of them makes a further layer, or loads a
-model that the others make. The engine compares the rest: see `labels` in c_api.h.
+Keras numbers automatic names (`dense_1`) by the objects that a process has made before.
+It begins paths with the layers that build a variable, which `load_model` and
+`clone_model` may leave out. Both differ between ranks if one of them makes a further
+layer, or loads a model that the others make. The engine compares the rest: see `labels`
+in c_api.h.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from keras.src.backend.common import global_state
 from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.job import basics
 
-# Of Keras' session: by job, process set and name without number, how many have it.
+# Of Keras' session: the number of objects by job, process set and unnumbered name.
 _Counts: TypeAlias = "collections.Counter[tuple[basics.Epoch, int, str]]"
 _COUNTS = "keras_hvd_names"
 
-# By job and process set: each one's number among those of its name.
+# By job and process set: each object's number among those of its name.
 _places: weakref.WeakKeyDictionary[Any, dict[tuple[basics.Epoch, int], int]] = (
     weakref.WeakKeyDictionary()
 )
@@ -63,7 +64,7 @@ def place_in_program(named: Any, process_set: int) -> int | None:
 
 
 def take_place(named: Any, process_set: int, place: int) -> None:
-    """Takes the place of what the other ranks have there, such as before it was loaded.
+    """Takes the place that the object has on the other ranks, such as before loading.
 
     >>> import keras
     >>> optimizer = keras.optimizers.Nadam()

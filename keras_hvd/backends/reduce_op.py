@@ -1,4 +1,4 @@
-"""How a reduction combines what the ranks give, as the C API numbers it."""
+"""The reductions, numbered as in the C API."""
 
 from __future__ import annotations
 

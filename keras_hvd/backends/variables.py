@@ -1,4 +1,4 @@
-"""Variables as all ranks know them, and those that each rank trains by itself."""
+"""Variables under names that all ranks share, and variables local to a rank."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LocalVariables:
     """Variables whose gradients stay on their rank.
 
     They are given as variables, as layers (which may create theirs later), or as paths,
-    for copies of the variables that were named.
+    for copies of the named variables.
     """
 
     variables: tuple[Any, ...] = ()

@@ -1,8 +1,8 @@
 """Files that are whole, whichever rank has written them last.
 
-Ranks that save to one path at once would write into each other's file. So each writes
-into a folder of its own, and moves what it has written to its place: who reads it finds
-what one rank wrote, old or new.
+Ranks that save to one path at once would write into each other's file. So each rank
+writes into a folder of its own, and then moves the files to their place. A reader finds
+the files of one rank, old or new.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONTENTS = (".index", ".json", ".pb", ".xml")
 def staged(path: str | os.PathLike) -> Iterator[str]:
     """A path for a file or folder that takes the place of `path` at the end.
 
-    A folder keeps what it has under other names. Nothing is left after an error.
+    A folder keeps its files of other names. Nothing is left after an error.
 
     Example:
 
@@ -42,7 +42,7 @@ def staged(path: str | os.PathLike) -> Iterator[str]:
     ...     before, open(target).read()
     (False, 'whole')
     """
-    # A link stays, and what it points to is replaced.
+    # A link stays, and its target is replaced.
     target = os.path.realpath(path)
     root = _existing(os.path.dirname(target))
     folder = None if _is_written_in_place(path, target) else _new_folder(target, root)
@@ -102,7 +102,7 @@ def _new_folder(target: str, root: str) -> str | None:
 
 
 def _move(folder: str, root: str) -> None:
-    """Moves all that is in `folder` to the same places under `root`."""
+    """Moves all files in `folder` to the same places under `root`."""
     if _moved_at_once(folder, root):
         return
     files = [
@@ -140,8 +140,9 @@ def _moved_at_once(folder: str, root: str) -> bool:
 def _alone(folder: str) -> Iterator[None]:
     """Keeps the other ranks from moving their files to this folder meanwhile.
 
-    Else the files of a set could be of several ranks. A network's file system may have
-    no locks: then each file is whole, and ranks with equal weights write equal ones.
+    Otherwise, the files of a set could be of several ranks. A network file system may
+    have no locks: then each file is whole, and ranks with equal weights write equal
+    ones.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

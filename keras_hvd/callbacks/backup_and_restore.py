@@ -93,8 +93,8 @@ class BackupAndRestore(DistributedCallback):
         self.save_freq: Literal["epoch"] | int = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = 0
-        self._steps = 0  # of the epoch
-        self._saved_at = 0  # which of them
+        self._steps = 0  # in the epoch
+        self._saved_at = 0  # the value of `_steps` at the last save
         self._written = ""  # the file of weights that belongs to the backup
 
     def check_order(self, others, place):
@@ -222,7 +222,7 @@ class BackupAndRestore(DistributedCallback):
 
 
 def _require_position(position: Any) -> None:
-    # Not above: it is TensorFlow's.
+    # Not at the top: it needs TensorFlow.
     from keras_hvd.data.position import Position
 
     if not isinstance(position, Position):

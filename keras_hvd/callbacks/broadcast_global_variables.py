@@ -39,14 +39,14 @@ from keras_hvd.optimizer.nested_optimizers import (
 class BroadcastGlobalVariables(DistributedCallback):
     """Gives all ranks one rank's weights and optimizer state before the first step.
 
-    It runs after every callback's `on_train_begin`, so what `BackupAndRestore` restored
-    on that rank, including its epoch, reaches all ranks. Variables that do not exist
-    yet (a model without input shape) are broadcast when they are created, before the
-    first step; or at once if some rank has them, such as one that alone has loaded the
-    model. In eager mode, and if a plain optimizer takes a tape's gradients, they are
-    broadcast after that step, with a warning. Dropout and other random layers continue
-    with that rank's seed plus their own rank, so ranks draw different numbers and runs
-    can be repeated.
+    It runs after every callback's `on_train_begin`, so the state that
+    `BackupAndRestore` restored on that rank, including its epoch, reaches all ranks.
+    Variables that do not exist yet (a model without input shape) are broadcast when
+    they are created, before the first step; or at once if some rank has them, for
+    example because it alone has loaded the model. In eager mode, and if a plain
+    optimizer takes a tape's gradients, they are broadcast after that step, with a
+    warning. Dropout and other random layers continue with that rank's seed plus their
+    own rank, so ranks draw different numbers and runs can be repeated.
 
     On more than one rank, every callback of keras_hvd also: checks that the model's
     optimizer is distributed, and that all ranks make the same number of steps in each
@@ -169,7 +169,7 @@ class BroadcastGlobalVariables(DistributedCallback):
                 before_first_update(optimizer, self._broadcast)
 
     def _broadcast_late(self) -> None:
-        """Broadcasts what steps have created, and warns that they were not shared."""
+        """Broadcasts variables that steps have created, with a warning."""
         weights = self._shared(weights_of(self.model))
         new = [each.path for each in weights if identity(each) not in self._sent]
         if new and self._broadcast() and basics.rank() == 0:
@@ -259,7 +259,7 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
 
 
 def _named(model: keras.Model) -> list[tuple[Any, int]]:
-    """What has names for its collectives, each with its process set."""
+    """The objects whose names their collectives use, each with its process set."""
     distributed = filter(is_distributed, model_leaf_optimizers(model))
     named = [(each, reduces_with(each)) for each in distributed]
     named += [
@@ -271,7 +271,7 @@ def _named(model: keras.Model) -> list[tuple[Any, int]]:
 
 
 def _take_places(model: keras.Model, of_ranks: list[list[int | None]]) -> None:
-    """Gives what only this rank has made anew, or loaded, the others' names."""
+    """Gives objects that only this rank has made anew, or loaded, the others' names."""
     for (named, process_set), places in zip(
         _named(model), zip(*of_ranks, strict=False), strict=False
     ):
@@ -310,7 +310,7 @@ def _is_built(model: keras.Model) -> bool:
 def _build_as_elsewhere(model: keras.Model, states: list[dict[str, Any]]) -> bool:
     """Builds the model for the inputs of a rank that has built it, such as by loading.
 
-    Returns whether some ranks had, and others had not.
+    Returns whether only some ranks had built it.
     """
     shapes = [state["shapes"] for state in states if state["built"]]
     if (
@@ -319,7 +319,7 @@ def _build_as_elsewhere(model: keras.Model, states: list[dict[str, Any]]) -> boo
     ):
         return False
     if not _is_built(model):
-        # As Keras does it when it loads a model.
+        # As Keras does when it loads a model.
         model.build_from_config(keras.saving.deserialize_keras_object(shapes[0]))
         model.built = True
     return True
@@ -385,7 +385,7 @@ def _require_same_settings(
 def _require_same(
     what: str, rank: int, first: list[tuple[str, str]], other: list[tuple[str, str]]
 ) -> None:
-    """Raises if labels, or what goes with each, differ between rank 0 and `rank`."""
+    """Raises if labels, or their values, differ between rank 0 and `rank`."""
     differing = [
         pair
         for pair in itertools.zip_longest(first, other)

@@ -1,9 +1,9 @@
-"""What every keras_hvd callback does besides its own work.
+"""Work that every keras_hvd callback does besides its own.
 
-The first of them puts two companions around the callbacks of `fit`'s list:
-`_BeforeOthers` at the front and `_AfterOthers` at the end. One does what all callbacks
-must find done (moving statistics, verbosity), the other what depends on all of them
-(restored state, `stop_training`), whatever order the user chose.
+The first of them puts two companions around the callbacks of `fit`'s list.
+`_BeforeOthers`, at the front, does the work that all callbacks must find done (moving
+statistics, verbosity). `_AfterOthers`, at the end, does the work that depends on all of
+them (restored state, `stop_training`), whatever order the user chose.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _BEGINNING = "keras_hvd/beginning of fit"
 class DistributedCallback(keras.callbacks.Callback):
     """Base class of keras_hvd's callbacks.
 
-    At size 1 it only counts for a recording, has steps of another job traced anew, and
-    lets callbacks write that another job has kept from it.
+    At size 1 it only counts for a recording, makes Keras trace another job's steps
+    anew, and lets callbacks write that another job has kept from it.
     """
 
     def set_model(self, model: keras.Model) -> None:
@@ -71,12 +71,12 @@ class DistributedCallback(keras.callbacks.Callback):
         """
 
     def locals_among(self, variables: list[keras.Variable]) -> set[int]:
-        """The `identity` of each variable that is to stay different on each rank."""
+        """The `identity` of each variable that stays different on each rank."""
         return set()
 
 
 class _Counting(keras.callbacks.Callback):
-    """Counts what has been trained."""
+    """Counts steps of training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Counting(keras.callbacks.Callback):
 
 
 class _BeforeOthers(_Counting):
-    """At the front of the list: what the other callbacks must find done."""
+    """At the front of the list: work that the other callbacks must find done."""
 
     def __init__(self, others: list[keras.callbacks.Callback], weights: SharedWeights):
         super().__init__()
@@ -144,8 +144,8 @@ class _BeforeOthers(_Counting):
     def _meet(self):
         """Waits, once an epoch, for ranks that are still in a step.
 
-        If data ran out on this rank, they would otherwise wait for its gradients for
-        ever.
+        Ranks in a step would otherwise wait for ever for the gradients of this rank,
+        whose data has ended.
         """
         if not self._meets:
             return
@@ -205,7 +205,7 @@ def _iterations(model: keras.Model) -> int:
 
 
 class _AfterOthers(keras.callbacks.Callback):
-    """At the end of the list: what depends on all other callbacks."""
+    """At the end of the list: work that depends on all other callbacks."""
 
     def __init__(
         self,
@@ -312,8 +312,8 @@ def _require_same_decisions(
 ) -> None:
     """Raises, on every rank, if callbacks decided by the logs of one rank only.
 
-    Otherwise the ranks' weights would drift apart silently. What a callback of only
-    some ranks would restore, all ranks get when it is restored.
+    Otherwise the ranks' weights would drift apart silently. Weights that a callback of
+    only some ranks would restore, all ranks get when they are restored.
     """
     decisions: dict[str, str] = {}
     for leaf in model_leaf_optimizers(model):
@@ -363,11 +363,11 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
 
 
 def _count(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> None:
-    """Puts what counts at the front of a list, once."""
+    """Puts the counting callback at the front of a list, once."""
     if any(isinstance(each, _Counting) for each in callbacks):
         return
     counting = _Counting()
-    # As `surround` does.
+    # In place, as in `surround`.
     callbacks.insert(0, counting)
     counting.set_model(model)
 
@@ -385,7 +385,7 @@ def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> No
 
 
 def described(callback: keras.callbacks.Callback) -> str:
-    """The name of a callback, and what is behind it if that alone says little.
+    """The name of a callback, and its functions or Keras class if the name says little.
 
     Example:
 
@@ -405,7 +405,7 @@ def described(callback: keras.callbacks.Callback) -> str:
         return f"{kind.__name__} (around {', '.join(inner)})"
     if kind.__module__.startswith(("keras.", "keras_hvd.")):
         return kind.__name__
-    # What Keras has above a subclass.
+    # The Keras classes that a subclass has as bases.
     of_keras = [each for each in kind.__mro__ if each.__module__.startswith("keras.")]
     if of_keras[:1] in ([], [keras.callbacks.Callback]):
         return kind.__name__
@@ -413,7 +413,7 @@ def described(callback: keras.callbacks.Callback) -> str:
 
 
 def _place_of(function: Any) -> str:
-    """The name of a function, and where it is."""
+    """The name of a function, and its place in the code."""
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
     if code is None:

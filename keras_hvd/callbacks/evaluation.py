@@ -36,7 +36,7 @@ def evaluate(
         **kwargs: passed to `model.evaluate`.
 
     Returns:
-        What `model.evaluate` returns.
+        The result of `model.evaluate`.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.

@@ -25,7 +25,7 @@ _FROM_ANOTHER = "joined, and gives zeros from then on"
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What a failed rank brings to a meeting."""
+    """A failed rank's error, as it tells the others at a meeting."""
 
     severity: int
     text: str
@@ -42,7 +42,7 @@ class RanksFailedError(RuntimeError):
 
 
 def meet(brought: Any) -> list[Any]:
-    """Waits for all ranks, and returns what each has brought (pickled), in their order.
+    """Waits for all ranks, and returns their (pickled) contributions in rank order.
 
     Raises RanksFailedError if a rank brought a `Failure`, and MismatchError if a rank
     has failed and is about to bring one.
@@ -66,9 +66,8 @@ def all_or_none(
 ) -> Iterator[None]:
     """All ranks get through this block, or all raise.
 
-    The error with the highest `severity` (from 0) counts, of the lowest rank. Ranks
-    without an error of that severity raise what `error_of` makes of the severity and a
-    text.
+    The error with the highest `severity` (from 0) counts, from the lowest rank. Ranks
+    without an error of that severity raise the result of `error_of(severity, text)`.
 
     Example:
 

@@ -134,7 +134,7 @@ def _replace(logs: Results, means: Results, results: Results) -> None:
 
 
 def _may_read(callback: keras.callbacks.Callback) -> bool:
-    # As LambdaCallback keeps what it is given.
+    # LambdaCallback keeps its function as an attribute.
     if "on_epoch_end" in vars(callback):
         return True
     if type(callback).__module__.startswith(("keras.", "keras_hvd.")):

@@ -1,4 +1,4 @@
-"""What a model consists of."""
+"""The layers and weights of a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weights_of(model: keras.Model) -> list[keras.Variable]:
     weights = list(model.weights)
     known = set(map(identity, weights))
     for layer in layers_of(model):
-        # Keras' own layers know themselves what they keep.
+        # Keras' own layers track all their variables.
         if type(layer).__module__.startswith("keras."):
             continue
         for variable in framework.layer_variables.in_layer(layer):

@@ -11,7 +11,7 @@ from keras_hvd.job import basics
 
 
 class _Begin(NamedTuple):
-    """What the first learning rate is computed from."""
+    """The arguments from which the first learning rate is computed."""
 
     learning_rate: float
     warmup_steps: int
@@ -19,7 +19,7 @@ class _Begin(NamedTuple):
 
 
 class _Warmup(keras.optimizers.schedules.PolynomialDecay):
-    """To Keras a `PolynomialDecay`; its first rate is that of the job it runs in."""
+    """A `PolynomialDecay` to Keras. Its first rate is for the present job."""
 
     _begin: _Begin
 

@@ -1,9 +1,9 @@
 """All ranks stop in the same step when one has set `stop_training`.
 
-One that stopped alone would leave the others waiting for its gradients. To agree within
-a step, the hosts have to meet in each, so they do it only if they can see that a
-callback may stop there. Where one might do so unseen, each rank takes the answer of the
-step before, which is there already.
+A rank that stopped alone would leave the others waiting for its gradients. To agree
+within a step, the hosts have to meet in each step. They do it only if they can see that
+a callback may stop there. Where one might do so unseen, each rank takes the answer of
+the step before, which is there already.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BATCH_HOOKS = (
 
 _WORD = "stop_training"
 
-# Where Python keeps the function that something callable is made of.
+# The attributes in which Python keeps a callable's inner function.
 _INNER = {
     types.MethodType: ("__func__",),
     staticmethod: ("__func__",),
@@ -71,7 +71,7 @@ class Stopping:
         self._asked: AnyRank | None = None
 
     def begin(self, of_ranks: Iterable[When]) -> None:
-        """Takes what each rank's callbacks need."""
+        """Takes the needs of each rank's callbacks."""
         self._when = max(of_ranks)
 
     def after_batch(self, model: keras.Model) -> None:
@@ -85,7 +85,7 @@ class Stopping:
         asked.begin(wanted)
         stop = self._answer()
         self._asked = asked
-        # Not what this rank alone wants: the others hear of that in their next step.
+        # Not this rank's own wish: the others hear of that in their next step.
         if stop != wanted:
             model.stop_training = stop
 
@@ -95,11 +95,11 @@ class Stopping:
         model.stop_training = self._free[-1](stop)
 
     def end(self) -> None:
-        """Leaves nothing under way."""
+        """Leaves no question under way."""
         self._answer()
 
     def _answer(self) -> bool:
-        """That to what was asked last."""
+        """The answer to the last question."""
         if self._asked is None:
             return False
         asked, self._asked = self._asked, None
@@ -132,7 +132,7 @@ class AnyRank:
         return self.finish()
 
     def begin(self, mine: bool) -> None:
-        """Asks, and waits for nobody."""
+        """Asks, and waits for no rank."""
         self._number[0] = mine
         self._sum.begin()
         self._under_way.add(self)
@@ -147,7 +147,7 @@ class AnyRank:
 
 
 def needs(callbacks: Iterable[keras.callbacks.Callback]) -> When:
-    """When the ranks must agree, as far as these callbacks of one rank show.
+    """Returns when the ranks must agree, as far as these callbacks of one rank show.
 
     Example:
 
@@ -194,7 +194,7 @@ def _needed_within_batches(callback: keras.callbacks.Callback) -> When:
         for value in vars(kind).values()
     ]
     seen: set[int] = set()
-    # What cannot be read may do anything.
+    # A hook that cannot be read may do anything.
     unseen = not all(map(_is_readable, hooks))
     if unseen or any(_mentions(each, seen) for each in [*own, *_held_by(callback)]):
         return When.AT_ONCE
@@ -207,7 +207,7 @@ def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
 
 
 def _held_by(callback: keras.callbacks.Callback) -> Iterator[Any]:
-    """What a callback holds in attributes, as LambdaCallback does its functions."""
+    """The objects in a callback's attributes, such as functions of LambdaCallback."""
     for value in vars(callback).values():
         if isinstance(value, dict):
             value = list(value.values())
@@ -241,7 +241,7 @@ def _mentions(found: Any, seen: set[int], called: int = 0) -> bool:
     held = [_content(cell) for cell in found.__closure__ or ()]
     if any(_mentions(each, seen, called) for each in held):
         return True
-    # Functions of a module, but not all that these need in turn.
+    # Functions of a module, but not all functions that these call in turn.
     named = [found.__globals__.get(name) for name in names] if called == 0 else []
     return any(
         _mentions(each, seen, called + 1)
@@ -251,7 +251,7 @@ def _mentions(found: Any, seen: set[int], called: int = 0) -> bool:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """The names and the texts that code has, with the functions in it."""
+    """The names and strings in code and in its inner functions."""
     names = {*code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,4 +1,4 @@
-"""How far `fit` is: for a job's recording, and for rank 0's progress bar."""
+"""The progress of `fit`: for a job's recording, and for rank 0's progress bar."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from keras_hvd.job import basics
 from keras_hvd.recording import recorder
 from keras_hvd.report import recording
 
-# How often what Keras counts is read, which may wait for a GPU.
+# How often Keras' counts are read, which may wait for a GPU.
 _PERIOD_SECONDS = 0.2
-# How much of the time the samples' rate and the waits are of, at most.
+# At most how far back the samples' rate and the waits reach.
 _RECENT_SECONDS = 5.0
 # Less waiting than this is not shown.
 _SHOWN_WAITING = 0.1
@@ -42,7 +42,7 @@ class TrainingProgress:
         self._waits: recording.Waits | None = None
 
     def begin(self, epoch: int) -> None:
-        """An epoch begins, in which Keras counts from 0."""
+        """Begins an epoch, in which Keras counts from 0."""
         self._counted = self._lost = 0.0
         self._counts = True
         self._read_at = time.monotonic()
@@ -55,13 +55,13 @@ class TrainingProgress:
         self._pass_on(own, always=True)
 
     def count(self, model: keras.Model, steps: int) -> None:
-        """Steps have been made."""
+        """Counts steps that have been made."""
         self._steps += steps
         if time.monotonic() - self._read_at >= _PERIOD_SECONDS:
             self._read(model, always=False)
 
     def pause(self, model: keras.Model) -> None:
-        """The epoch's training steps are over; Keras may now count a validation's."""
+        """Reads the last counts of training: Keras may now count a validation's."""
         if self._counts:
             self._read(model, always=True)
         self._counts = False
@@ -69,7 +69,7 @@ class TrainingProgress:
     def _read(self, model: keras.Model, always: bool) -> None:
         own = recorder.current()
         if own is None and not self.is_shown:
-            # To read what Keras counts may wait for a GPU.
+            # Reading Keras' counts may wait for a GPU.
             return
         self._read_at = time.monotonic()
         tracker = getattr(model, "_loss_tracker", None)
@@ -121,7 +121,7 @@ class TrainingProgress:
             )
 
     def shown(self) -> str:
-        """What rank 0's progress bar has of it; "" for nothing yet.
+        """The text for rank 0's progress bar; "" for nothing yet.
 
         Waiting is shown if it takes more than a tenth of the time, while the ranks'
         waits are recorded: under `khvdrun --report` and `--status`.
@@ -133,15 +133,15 @@ class TrainingProgress:
 
 
 progress = TrainingProgress()
-"""That of this process."""
+"""The progress of this process."""
 
 
 def describe(rate: float, waits: recording.Waits | None) -> str:
-    """Says how fast all ranks are, and if that matters, who waits for whom.
+    """Describes the speed of all ranks and, if ranks wait much, who waits for whom.
 
     Args:
         rate: samples in a second, of all ranks.
-        waits: who has waited in some stretch of time; None if not known.
+        waits: the ranks' waits in some stretch of time; None if not known.
 
     Example:
 
@@ -162,7 +162,7 @@ def describe(rate: float, waits: recording.Waits | None) -> str:
 
 
 def show(callbacks: list[keras.callbacks.Callback]) -> None:
-    """Has the progress bar of an epoch that begins show the progress as well.
+    """Makes the progress bar of a new epoch show the progress as well.
 
     Args:
         callbacks: those of `fit`.

@@ -97,10 +97,10 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 @dataclasses.dataclass(frozen=True)
 class Checksums:
-    """What a rank says of its weights; they are compared if the first two are equal."""
+    """A rank's checksums: `of_weights` is compared if the other fields are equal."""
 
     ranks: tuple[int, ...]
-    """Those that train the model together; none if the optimizers differ in that."""
+    """The ranks that train the model; none if the optimizers differ in that."""
     structure: int
     of_weights: list[int | None]
     """None for a weight that is meant to differ."""
@@ -110,7 +110,7 @@ class SharedWeights:
     """A model's weights during one `fit`.
 
     Args:
-        model: what is trained.
+        model: the model that is trained.
         callbacks: those of `fit`.
         locals_among: gives the `identity` of variables that callbacks know as local.
     """
@@ -165,14 +165,14 @@ class SharedWeights:
         }
 
     def after_steps(self, checksums: list[Checksums], epoch: int) -> None:
-        """Combines what layers have assigned, and warns of other weights that differ.
+        """Combines weights that layers have assigned, and warns of others that differ.
 
         Runs before validation and all callbacks' `on_epoch_end`, with each rank's
         `checksums`.
         """
         self._after_steps = of_ranks = self._comparable(checksums)
         differing = _differing(of_ranks)
-        # A Strategy has combined what was assigned when it was assigned.
+        # A Strategy has combined them at their assignment.
         if (
             framework.current_strategy.of_model(self._model) is None
             and len(of_ranks) > 1
@@ -211,13 +211,13 @@ class SharedWeights:
         }
 
     def _add_up(self, places: list[int], process_set: ProcessSet) -> None:
-        """Adds up what the ranks have added since the epoch's first step."""
+        """Adds up the ranks' additions since the epoch's first step."""
         every = weights_of(self._model)
         weights = [every[place] for place in places]
         parts = [keras.ops.copy(weight.value) for weight in weights]
         if process_set.rank() != 0:
-            # What was there before counts once. A weight that was made in a step is
-            # taken to have been 0 before.
+            # The value before counts once. A weight that was made in a step is taken to
+            # have been 0 before.
             parts = [
                 part
                 - self._before_steps.get(identity(weight), keras.ops.zeros_like(part))
@@ -262,7 +262,7 @@ class SharedWeights:
             self._before_end = self.checksums(of_statistics=True)
 
     def after_end(self) -> None:
-        """Gives all ranks what callbacks of one have restored at the end of training.
+        """Gives all ranks the weights that callbacks of one have restored at the end.
 
         Runs after all other callbacks' `on_train_end`. Raises, on every rank, if
         callbacks have changed the same weight differently.
@@ -320,7 +320,7 @@ class SharedWeights:
         )
 
     def about_callbacks(self) -> str:
-        """The callbacks that may be why ranks differ, as the end of a sentence."""
+        """The callbacks that may make ranks differ, as the end of a sentence."""
         counts = [collections.Counter(names) for names in self._suspects]
         everywhere = set(counts[0]).intersection(*counts[1:]) if counts else set()
         missing = [
@@ -338,7 +338,7 @@ class SharedWeights:
     # --- checksums -----------------------------------------------------------------
 
     def _comparable(self, of_ranks: list[Checksums]) -> dict[int, Checksums]:
-        """Those of the ranks that train with this one; none if they cannot be compared.
+        """Checksums of the ranks that train with this one; none if not comparable.
 
         All these ranks come to the same result.
         """
@@ -353,7 +353,7 @@ class SharedWeights:
         return found if like_mine else {}
 
     def checksums(self, of_statistics: bool = False) -> Checksums:
-        """This rank's; of moving statistics only if asked, since they are averaged."""
+        """This rank's checksums; of the averaged moving statistics only if asked."""
         weights = weights_of(self._model)
         local = self._local(weights)
         shared = [each for each in weights if identity(each) not in local]
@@ -412,7 +412,7 @@ def _differing(of_ranks: dict[int, Checksums]) -> list[int]:
 
 
 def _alike(before: dict[int, Checksums], now: dict[int, Checksums]) -> bool:
-    """Whether they are of the same ranks and weights; validation may create some."""
+    """Whether both are of the same ranks and weights; validation may create some."""
     return all(
         rank in before and each.structure == before[rank].structure
         for rank, each in now.items()
@@ -426,7 +426,7 @@ def _changed(
 
 
 def _aggregation(weight: keras.Variable) -> str:
-    """How the values of ranks make up one; "none" also where they cannot."""
+    """How the ranks' values are combined; "none" also where they cannot be."""
     aggregation = weight.aggregation
     if weight.dtype == "string":
         return "none"
@@ -457,7 +457,7 @@ def _trained_by(model: keras.Model) -> ProcessSet | None:
 
 
 def _is_stateful(layer: keras.layers.Layer) -> bool:
-    """Whether a layer keeps something of its rank's own rows."""
+    """Whether a layer keeps state of its rank's own rows."""
     return isinstance(layer, keras.layers.RNN) and layer.stateful
 
 

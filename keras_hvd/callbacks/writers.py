@@ -1,7 +1,7 @@
 """Callbacks of Keras that write files, or to a server: on rank 0 alone.
 
 On other ranks they do everything else: they get the model, decide what is best, and
-call what a subclass adds to them, which may take part in collectives.
+call the methods that a subclass adds, which may take part in collectives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class _SilentBackupAndRestore(keras.callbacks.BackupAndRestore):
-    # All ranks get what rank 0 restores.
+    # All ranks get the state that rank 0 restores.
     on_train_begin = on_train_end = _load_model = _save_model = _nothing
 
 
@@ -87,10 +87,10 @@ if hasattr(keras.callbacks, "OrbaxCheckpoint"):
     )
 
 WRITERS = tuple(_SILENT)
-"""The classes of Keras."""
+"""Keras' classes that write."""
 
 SILENT_WRITERS = tuple(_SILENT.values())
-"""What they are on other ranks than 0."""
+"""Their replacements on ranks other than 0."""
 
 
 def let_write(callbacks: Iterable[keras.callbacks.Callback], writes: bool) -> None:
@@ -130,7 +130,7 @@ def _let_write(callback: Any, writes: bool, seen: set[int]) -> None:
 
 
 def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:
-    """The callbacks that one holds in attributes, as one that wraps others does."""
+    """The callbacks that a callback holds in attributes, such as a wrapper's."""
     for value in list(vars(callback).values()):
         if isinstance(value, dict):
             value = list(value.values())
@@ -141,7 +141,7 @@ def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:
 
 @functools.cache
 def _silent_class(plain: type) -> type:
-    """A subclass in which `super()` of the plain class finds methods that write not."""
+    """A subclass whose `super()` in the plain class finds methods that do not write."""
     if plain in _SILENT:
         return _SILENT[plain]
     silent = [_SILENT[each] for each in WRITERS if issubclass(plain, each)]

@@ -35,8 +35,8 @@ def even(
     """Gives all ranks the same number of steps: of elements of their datasets.
 
     Every rank calls it with its part, already batched; one collective agrees on the
-    number. If TensorFlow does not know how many elements a dataset has, as with files
-    of records, it reads what is needed to count once: the files, without later maps and
+    number. If TensorFlow does not know the number of a dataset's elements, as with
+    files of records, counting reads the data once: the files, without later maps and
     shuffles. `steps` avoids that. A dataset that later gives fewer elements than were
     counted raises an error then.
 
@@ -192,7 +192,7 @@ def _require_alike(of_ranks: list[dict[str, Any]], process_set: ProcessSet) -> N
 def _with_steps(
     dataset: tf.data.Dataset, steps: float, count: float
 ) -> tf.data.Dataset:
-    """The dataset, cut off after that many elements, with that cardinality."""
+    """The dataset, cut off after `steps` elements, with that cardinality."""
     if steps == math.inf:
         return dataset
     known = int(dataset.cardinality())

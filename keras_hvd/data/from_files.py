@@ -61,7 +61,7 @@ def from_files(
     Every rank calls it with the same arguments. Rank 0 lists the files.
 
     Args:
-        pattern: what `tf.io.gfile.glob` takes, or a list of patterns and files.
+        pattern: a pattern for `tf.io.gfile.glob`, or a list of patterns and files.
         reader: "tfrecord", "text", "csv", "parquet" or "avro" (see `options` for their
             samples); or a function from a file's name, a string tensor, to a dataset of
             its samples, always the same in the same order.
@@ -181,13 +181,13 @@ def _require_alike(arguments: dict[str, Any], process_set: ProcessSet) -> None:
             )
 
 
-# --- which files there are ------------------------------------------------------------
+# --- the list of files ----------------------------------------------------------------
 
 
 def _agreed_pieces(
     patterns: list[str], opener: readers.Reader, process_set: ProcessSet
 ) -> list[plans.Piece]:
-    """The files that the set's first rank finds; the reader gets their format."""
+    """The files that the set's first rank finds. The reader learns their format."""
     found: Any = None
     if process_set.rank() == 0:
         try:
@@ -397,7 +397,7 @@ def _dataset(
 def _followed(
     samples: tf.data.Dataset, iteration: tf.Tensor, position: Position
 ) -> tf.data.Dataset:
-    """The samples of an iteration, whose places its position gets."""
+    """The samples of an iteration. Its position records where they come from."""
 
     def record(iteration: np.ndarray, numbers: np.ndarray) -> np.int64:
         position.record(int(iteration), numbers // _LARGEST_PART)
@@ -421,7 +421,7 @@ def _followed(
     return followed.concatenate(tf.data.Dataset.range(1).flat_map(ended))
 
 
-# The types of what `_reads` returns.
+# The types of the results of `_reads`.
 _READ = [*[tf.int64] * 3, tf.string, *[tf.int64] * 4]
 
 

@@ -49,8 +49,8 @@ _RANDOM = (
     "TruncatedNormal",
 )
 
-# The arguments of these may differ between ranks that read the same data: seeds, the
-# path of a cache, the number of a shard.
+# The arguments of these datasets may differ between ranks that read the same data:
+# seeds, the path of a cache, the number of a shard.
 _OWN_ARGUMENTS = kinds("Cache Random Sampling Shard ShuffleAndRepeat Shuffle")
 
 # Arguments that hold a dataset's state, and the ops that create new state.
@@ -117,7 +117,7 @@ class DatasetGraph:
         """The datasets that this dataset reads."""
         sources = map(_node_of, self._nodes[name].input)
         found = [each for each in sources if self._is_dataset(each)]
-        # The first one only checks.
+        # The first input only checks.
         return found[1:] if self.kind(name) == FOR_ONE_JOB else found
 
     def before(self, name: str) -> list[str]:
@@ -192,7 +192,7 @@ class DatasetGraph:
         """A checksum of the elements' origin, to compare between ranks.
 
         It covers the dataset and everything before it: ops, arrays and names of files,
-        but not what Python functions return.
+        but not the results of Python functions.
         """
         crc = 0
         for each in self.before(name):
@@ -252,7 +252,7 @@ class DatasetGraph:
     def _take_own_state(self) -> None:
         """Replaces the original's caches and generators of seeds by new ones.
 
-        What the original has cached is not part of this dataset, and seeds' states
+        The data in the original's caches is not part of this dataset, and seeds' states
         differ between ranks.
         """
         for node in list(self._graph.node):
@@ -272,7 +272,7 @@ class DatasetGraph:
             raise self._cannot("be made anew", error) from error
 
     def _needed(self, end: str) -> Iterator[node_def_pb2.NodeDef]:
-        """The nodes that lead to this one, in the graph's order."""
+        """The nodes that lead to `end`, in the graph's order."""
         wanted, stack = set(), [_node_of(end)]
         while stack:
             name = stack.pop()
@@ -416,8 +416,8 @@ class InnerDataset:
 class _Built(dataset_ops.DatasetSource):
     """A dataset from a graph, with the element spec of `origin` by default.
 
-    It keeps `origin`'s functions alive: otherwise Python would free those it
-    implements.
+    It keeps `origin`'s functions alive: otherwise Python would free the functions that
+    it implements.
     """
 
     def __init__(self, variant: tf.Tensor, origin: tf.data.Dataset, spec: Any = None):

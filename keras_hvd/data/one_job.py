@@ -1,4 +1,4 @@
-"""A dataset that is a rank's part in one job, and an error in another one."""
+"""Makes a rank's part of a dataset fail in a job in which its place is another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MARK = "keras_hvd_one_job"
 def for_one_job(
     dataset: tf.data.Dataset, function: str, process_set: ProcessSet
 ) -> tf.data.Dataset:
-    """The same elements, which cannot be read in a job in which the place is another.
+    """Returns the dataset, made to fail in a job in which the place is another.
 
-    `function` has made the dataset, for the error.
+    `function`, for the error, is the name of the function that has made the dataset.
 
     Example:
 
@@ -35,8 +35,8 @@ def for_one_job(
         )
         return dataset.take(0)
 
-    # In front of the dataset and not around it: TensorFlow does not optimize what is in
-    # a function.
+    # In front of the dataset and not around it: TensorFlow does not optimize the inside
+    # of functions.
     first = tf.data.Dataset.range(1).flat_map(checked)
     result = first.concatenate(dataset, name=MARK)
     known = dataset.cardinality()

@@ -14,7 +14,8 @@ from keras_hvd.data.shard import place_in
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
-# The checksum of what is not contiguous in memory copies this many bytes at a time.
+# The checksum of arrays that are not contiguous in memory copies this many bytes at
+# once.
 _COPIED_AT_ONCE = 2**26
 
 
@@ -25,13 +26,13 @@ def part(
 ) -> Any:
     """Gives each rank its rows of arrays: every n-th one, on n ranks.
 
-    Every rank calls it with all rows. The ranks compare checksums of them: if they hold
+    Every rank calls it with all rows. The ranks compare checksums of them. If they hold
     other rows, or the same ones in another order, as after `train_test_split` without
     `random_state`, some rows would be in the training of one rank and the validation of
     another. That is an error on every rank.
 
     Args:
-        *data: what has rows: NumPy arrays, tensors, DataFrames and Series of pandas,
+        *data: data with rows: NumPy arrays, tensors, DataFrames and Series of pandas,
             sparse matrices of SciPy; or lists, tuples and dicts of them. All have the
             same number of rows. None stays None.
         drop_remainder: whether all ranks get as many rows, as training needs. If not,
@@ -94,7 +95,7 @@ def _described(
 
 
 def _count(leaves: list[tuple[str, Any]]) -> int:
-    """The number of rows, which all have."""
+    """The number of rows, which is the same in all leaves."""
     counts = {path: _length(path, leaf) for path, leaf in leaves}
     if len({*counts.values()}) != 1:
         raise ValueError(f"the data have different numbers of rows: {counts or 'none'}")
@@ -192,7 +193,7 @@ def _in_memory(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _digest_of_objects(objects: Any, crc: int) -> int:
-    """A checksum of objects by what they say of themselves, in their order."""
+    """A checksum of objects by their `repr`, in their order."""
     for each in objects:
         if isinstance(each, (list, tuple)):
             crc = _digest_of_objects(each, zlib.crc32(f"[{len(each)}".encode(), crc))
@@ -203,7 +204,7 @@ def _digest_of_objects(objects: Any, crc: int) -> int:
             crc = zlib.crc32(text + b"\0", crc)
         else:
             says: Any = type(each).__repr__
-            # By default an object says only where it is in memory.
+            # The default `repr` depends on the object's place in memory.
             word = type(each).__name__ if says is object.__repr__ else repr(each)
             crc = zlib.crc32(word.encode(errors="replace"), crc)
     return crc

@@ -1,4 +1,4 @@
-"""Which rank reads which samples, as numbers: pieces, their parts, and their order.
+"""A plan of the ranks' samples, as numbers: pieces, their parts, and their order.
 
 A piece is read from its beginning: a file, or a row group of one. An epoch orders its
 samples (see `from_files`), and a part is an arithmetic progression of places in that
@@ -41,7 +41,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The files, as all ranks know them, and the settings of their order."""
+    """The files, the same on all ranks, and the settings of their order."""
 
     pieces: Sequence[Piece]
     seed: int
@@ -56,7 +56,7 @@ class Plan:
         """This rank's parts of an epoch, or of its rest: int64 of shape (own parts, 3).
 
         In a whole epoch they are whole pieces if there are as many pieces as ranks.
-        `rest` has what is left of each rank's parts; the number of ranks may have
+        `rest` has the remaining parts of each rank; the number of ranks may have
         changed since.
         """
         return self._shares(rest)[self.rank]

@@ -5,13 +5,13 @@ It is exact for any number of ranks, shuffles and prefetches:
 - The order of samples in a piece (a file, or a row group) depends only on the seed, the
   epoch and the piece. So "its first n samples" means the same in every job, and the
   rest of an epoch is a few numbers per piece (see plan.py).
-- A rank reads several pieces in turns. As samples leave `from_files`, before steps that
-  keep their order (`map`, `batch`, `prefetch`), it is recorded which piece each came
-  from. If the training loop has consumed n samples, these are the first n recorded
-  ones, however far the pipeline has read ahead.
+- A rank reads several pieces in turns. The piece of each sample is recorded as it
+  leaves `from_files`, before steps that keep their order (`map`, `batch`, `prefetch`).
+  If the training loop has consumed n samples, these are the first n recorded ones,
+  however far the pipeline has read ahead.
 - Saving gathers all ranks' parts. Restoring divides them among the ranks of that job.
 
-The training loop, or the callback `BackupAndRestore`, reports what it has consumed with
+The training loop, or the callback `BackupAndRestore`, reports the consumed samples with
 `advance`, and the end of an epoch with `end_epoch`. Samples not consumed until then
 (`even(mode="drop")` leaves some) are skipped: the next epoch has all samples again.
 """
@@ -74,9 +74,9 @@ class Position(tf.train.experimental.PythonState):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plan: plans.Plan | None = None
-        self._process_set: ProcessSet = global_process_set  # or, with it, its own
+        self._process_set: ProcessSet = global_process_set  # with a plan, its own
         self._restored: dict[str, Any] | None = None  # until there is a plan
-        self._saved: dict[str, Any] | None = None  # what `state` gave, if still true
+        self._saved: dict[str, Any] | None = None  # the last `state()`, if still true
         self._begin_epoch(0)
 
     @property
@@ -95,11 +95,11 @@ class Position(tf.train.experimental.PythonState):
         """Reports that this rank's training loop has consumed samples.
 
         Args:
-            samples: how many more samples of this rank.
+            samples: number of further samples of this rank.
 
         Raises:
             TypeError: it is not a whole number.
-            ValueError: it is negative, or more than what was read.
+            ValueError: it is negative, or more than were read.
             RuntimeError: the position belongs to no dataset.
         """
         samples = basics.whole_number("Position.advance", "samples", samples)
@@ -139,7 +139,7 @@ class Position(tf.train.experimental.PythonState):
             self._begin_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
-        """Where all ranks are. Every rank calls it, after the same step.
+        """The place of all ranks. Every rank calls it, after the same step.
 
         Returns:
             The same state on all ranks, for `restore` on any number of ranks. It
@@ -169,7 +169,7 @@ class Position(tf.train.experimental.PythonState):
         """Goes to a saved place, where the dataset's next iteration begins.
 
         Args:
-            state: what `state` returned, in this job or in one with other ranks; the
+            state: the result of `state`, in this job or in one with other ranks; the
                 same on all ranks. If only one rank has read it from a file,
                 `keras_hvd.broadcast_object` gives it to the others.
 
@@ -203,7 +203,7 @@ class Position(tf.train.experimental.PythonState):
         return json.dumps(saved)
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Restores what `serialize` returned, for `tf.train.Checkpoint`."""
+        """Restores the result of `serialize`, for `tf.train.Checkpoint`."""
         self.restore(json.loads(string_value))
 
     # --- for from_files and the callback ---------------------------------------------
@@ -255,7 +255,7 @@ class Position(tf.train.experimental.PythonState):
             return self._iteration, self._epoch, self._parts.copy(), self._limit
 
     def record(self, iteration: int, parts: np.ndarray) -> None:
-        """Records which parts (indexes) the next samples of an iteration come from."""
+        """Records from which parts (indexes) the next samples of an iteration come."""
         with self._lock:
             if iteration == self._iteration:
                 self._read.append(parts)
@@ -303,7 +303,7 @@ class Position(tf.train.experimental.PythonState):
         self._stop_iteration()
 
     def _stop_iteration(self) -> None:
-        """Forgets what an iteration has read ahead; it may still be reading."""
+        """Forgets samples that an iteration has read ahead; it may still be reading."""
         self._iteration = getattr(self, "_iteration", 0) + 1
         self._read: collections.deque[np.ndarray] = collections.deque()
         self._waiting = 0

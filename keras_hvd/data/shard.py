@@ -77,9 +77,9 @@ def shard(
 
     Every rank calls it with the same dataset. The part is taken where the order
     matters: before the first `shuffle`, `batch`, `padded_batch`, `window` or `repeat`,
-    and before adjacent `map`, `take` and `skip`, so each rank maps only its part. What
-    follows works on this rank's part: a batch size is per rank, and so is a `take`
-    after the batch. If elements are counted or dropped between a shuffle and the batch
+    and before adjacent `map`, `take` and `skip`, so each rank maps only its part. Later
+    steps work on this rank's part: a batch size is per rank, and so is a `take` after
+    the batch. If elements are counted or dropped between a shuffle and the batch
     (`take`, `skip`, ...), the part is taken after the shuffle. The shuffle then has the
     same order on all ranks and in each epoch; a warning says so.
 
@@ -128,7 +128,7 @@ def shard(
 def part_of(
     dataset: tf.data.Dataset, policy: str, process_set: ProcessSet
 ) -> tf.data.Dataset:
-    """The dataset of `shard`, which does not notice that it is read in another job.
+    """Like `shard`, without the check that fails in another job.
 
     Example:
 
@@ -192,7 +192,7 @@ def _is_from_files(dataset: tf.data.Dataset) -> bool:
 def _proposal(
     dataset: tf.data.Dataset, policy: str, size: int
 ) -> tuple[DatasetGraph | None, dict[str, Any]]:
-    """The dataset's graph, and what this rank would do, for comparison.
+    """The dataset's graph, and this rank's proposal of a cut, to compare.
 
     Errors are part of it, so all ranks learn of them and none waits.
     """
@@ -223,7 +223,7 @@ def _proposal(
 
 
 def _choose(graph: DatasetGraph, policy: str, size: int) -> tuple[_Cut, int, str]:
-    """Where to cut, the number of files, and why not by files."""
+    """The cut, the number of files, and the reason for not cutting by files."""
     if policy == "data":
         return _cut_by_elements(graph), 0, ""
     try:
@@ -295,7 +295,7 @@ def _cut_in(graph: DatasetGraph, chain: list[str]) -> str:
 
 
 def _batch(graph: DatasetGraph, chain: list[str]) -> int:
-    """Where in a chain samples become batches; its length if they do not.
+    """The place in a chain at which samples become batches; its length if they do not.
 
     Batches of batches that are not unbatched are batches of sequences: of neighbours,
     unless they were shuffled before.
@@ -343,7 +343,7 @@ def _require_settled(graph: DatasetGraph, name: str) -> None:
 
 
 def _why_not_before(graph: DatasetGraph, dropping: str, cut: str) -> str:
-    """Why the cut cannot come before a dataset that drops elements."""
+    """Explains why the cut cannot come before a dataset that drops elements."""
     source = graph.chain()[0]
     kind = graph.kind(source)
     if dropping not in graph.before(source):
@@ -485,7 +485,7 @@ def _is_sharded_by_user(plans: list[dict[str, Any]], place: int, size: int) -> b
 
 
 def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
-    """Logs what was chosen, and warns of its costs."""
+    """Logs the choice, and warns of its costs."""
     if mine["cut"].policy == "file":
         text = f"by files, {mine['files']} for {size} ranks"
     else:

@@ -44,7 +44,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
         inner: the dataset, the same on all ranks. Its batches are rows of arrays.
         shuffle: whether ranks get other batches in each epoch. (Keras also shuffles
             each rank's batches if `fit` has `shuffle=True`.)
-        mode: what happens to leftover batches if their number is not a multiple of the
+        mode: the use of leftover batches if their number is not a multiple of the
             number of ranks. "split": ranks share their rows in one more, smaller step.
             "drop": they are left out. "repeat": some ranks get another batch again.
         seed: of the shuffling; by default rank 0 draws one.
@@ -145,7 +145,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
             self.inner.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Ends an epoch on all ranks; after it they have other batches, if shuffled.
+        """Ends an epoch on all ranks. With `shuffle`, the next one has other batches.
 
         A pass that continues, as with `steps_per_epoch`, keeps its order. The order
         changes here and not in `on_epoch_begin`, because Keras starts an epoch's
@@ -189,7 +189,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
             state["batches"] = self.inner.num_batches
             self._describe_first_batch(state)
         except Exception as error:
-            # Sent to the others, which would wait for this rank otherwise.
+            # Sent to the others, which would otherwise wait for this rank.
             state["error"] = f"{type(error).__name__}: {error}"
         states = allgather_object(
             state, name="keras_hvd/sharded_py_dataset", process_set=self._process_set

@@ -242,7 +242,7 @@ def root_of(function: str, root_rank: Any) -> int:
 def epoch() -> Epoch:
     """The job that this process has joined last, alike on all ranks; number 0 before.
 
-    Whatever holds a rank, a size or anything else of a job keeps this beside it.
+    A holder of a rank, a size or other values of a job keeps this beside them.
 
     >>> import keras_hvd
     >>> keras_hvd.init()

@@ -1,4 +1,4 @@
-"""What this version is built with, under Horovod's names."""
+"""The parts with which this version is built, under Horovod's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mpi_built() -> bool:
     """Whether a job can use MPI here.
 
     Returns:
-        True if mpi4py is installed. Which MPI it uses, `khvdrun --check-build` says.
+        True if mpi4py is installed. `khvdrun --check-build` shows which MPI it uses.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Which cores this machine gives to a job, and how its ranks share them."""
+"""The cores that this machine gives to a job, and their division among its ranks."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from keras_hvd.job.system_files import lines_of
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 SHARED = "KERAS_HVD_SHARE_CORES"
-"""Set for ranks that have to do so themselves."""
+"""Set for ranks that have to take their share of the cores themselves."""
 
 _CORES = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")

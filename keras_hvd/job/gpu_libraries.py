@@ -1,4 +1,4 @@
-"""Finds the libraries for GPUs, and what the engine can do with NCCL."""
+"""Finds the libraries for GPUs, and asks the engine for its support of NCCL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 @dataclass(frozen=True)
 class Support:
-    """What the engine finds on this machine for tensors on GPUs."""
+    """The engine's support for tensors on GPUs on this machine."""
 
     devices: int  # number of GPUs; 0 without a usable CUDA driver
     nccl_version: int  # 22304 for 2.23.4, also without a GPU; 0 without a usable NCCL
@@ -62,7 +62,7 @@ def support() -> Support:
 def _support(cuda_library: bytes, nccl_library: bytes) -> Support:
     found = native.gpu_support(native.engine(), cuda_library, nccl_library)
     cuda, _, nccl = found.text.decode(errors="replace").partition("\n")
-    # Nobody should install it without need.
+    # Users should not install it without need.
     if found.devices == found.nccl_version == 0 and not nccl_library:
         nccl = "there is no GPU that needs it"
     return Support(found.devices, found.nccl_version, cuda, nccl)

@@ -38,7 +38,7 @@ class HostAllreduce:
         self._pending = ctypes.c_void_p()
 
     def seconds(self, calls: int) -> list[float]:
-        """Makes that many calls and times each, from one's end to the next."""
+        """Makes `calls` calls and times each, from one's end to the next."""
         times = [time.perf_counter()]
         for _ in range(calls):
             code = self._run(self._pointer)
@@ -48,7 +48,7 @@ class HostAllreduce:
         return [after - before for before, after in zip(times, times[1:])]
 
     def begin(self) -> None:
-        """Begins a call, and waits for nobody. The engine has the memory from then on.
+        """Begins a call without waiting. The engine has the memory from then on.
 
         Example:
 

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Missing(Exception):
-    """Something is missing; the text says what and why."""
+    """Something is missing; the text names it and says why."""
 
 
 class Overwritten(Missing):
@@ -61,7 +61,7 @@ def require_one_version(module: str) -> None:
 
 
 def describe(module: str) -> str:
-    """The same as `versions`, as text."""
+    """Like `versions`, as text."""
     found = [f"{name} {version}" for name, version in versions(module).items()]
     return ", ".join(found) or "not from a package: its version is unknown"
 

@@ -1,6 +1,6 @@
 """Keeps a process whose job has failed out of MPI_Finalize, which waits for the dead.
 
-mpi4py enters it when Python has ended, so after `shutdown`. A process that fails ends
+mpi4py enters it after Python's end, and so after `shutdown`. A process that fails ends
 instead, with the exit code of its script.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from keras_hvd.job import native
 
-# What the script has given to sys.exit.
+# The argument that the script has given to sys.exit.
 _given: Any = None
 
 
@@ -25,19 +25,19 @@ def avoid_after_failure(family: str) -> None:
     Args:
         family: "Open MPI" or "MPICH"; its mpi4py must be imported before.
     """
-    # Of these functions, the last one is called first.
+    # Python calls the last of these functions first.
     end = ctypes.cast(native.engine().khvd_end_process, ctypes.c_void_p)
     ctypes.pythonapi.Py_AtExit.argtypes = [ctypes.c_void_p]
     if ctypes.pythonapi.Py_AtExit(end) != 0:
         raise RuntimeError("Python takes no further function for its end")
-    # Here too: this is for after `shutdown`, which init registers later.
+    # Registered here because it must run after `shutdown`, which init registers later.
     atexit.register(_decide, family)
     sys.exit = _noting(sys.exit)
 
 
 def _decide(family: str) -> None:
     engine = native.engine()
-    # After a failure nobody may take this for a job that ended well: Python does not
+    # After a failure this process must not seem to have ended well: Python does not
     # tell the code of a SystemExit that the script has raised itself.
     code = _exit_code() or int(bool(engine.khvd_failure()))
     if code != 0:
@@ -48,7 +48,7 @@ def _decide(family: str) -> None:
 
 
 def _mpi_abort() -> tuple[int | None, int]:
-    """The function of the MPI that mpi4py uses, and its communicator of all ranks."""
+    """mpi4py's MPI_Abort, and the handle of its communicator of all ranks."""
     from mpi4py import MPI
 
     function = ctypes.CDLL(MPI.__file__).MPI_Abort
@@ -57,7 +57,7 @@ def _mpi_abort() -> tuple[int | None, int]:
 
 def _exit_code() -> int:
     """The exit code of the script, which has ended."""
-    # Python shows what no script has caught, and sets this.
+    # Python shows an exception that no script has caught, and sets this.
     if getattr(sys, "last_value", None) is not None:
         return 1
     if _given is None:
@@ -66,7 +66,7 @@ def _exit_code() -> int:
 
 
 def _noting(sys_exit: Any) -> Any:
-    """`sys.exit` that notes its argument, since atexit functions do not learn it."""
+    """Wraps `sys.exit` to note its argument, which atexit functions do not learn."""
 
     @functools.wraps(sys_exit)
     def noting(code: Any = None, /) -> None:

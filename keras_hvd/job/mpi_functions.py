@@ -1,4 +1,4 @@
-"""What the engine needs of the MPI that mpi4py has opened, to carry tensors by it."""
+"""The functions of mpi4py's MPI by which the engine carries tensors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from keras_hvd.job import native
 
 
 def take(communicator: Any) -> native.Mpi:
-    """The functions and handles of MPI, for a communicator that is the engine's alone.
+    """The functions and handles of MPI, for a communicator that only the engine uses.
 
     Args:
         communicator: mpi4py's, of all ranks of the job in their order.
     """
     from mpi4py import MPI
 
-    # Finds what this extension is linked against: the very library that it uses.
+    # Opens the library against which this extension is linked: the very one that it
+    # uses.
     library = ctypes.CDLL(MPI.__file__)
 
     def address(name: str) -> int | None:
@@ -36,5 +37,5 @@ def take(communicator: Any) -> native.Mpi:
 
 
 def _signed(handle: int) -> int:
-    """A handle that is an integer may be negative, which mpi4py does not show."""
+    """Converts a handle to a signed integer: mpi4py does not show negative ones."""
     return ctypes.c_ssize_t(handle).value

@@ -299,7 +299,7 @@ def links(rank: int, hosts: Sequence[int]) -> list[tuple[int, int]]:
 def gpu_support(
     engine: ctypes.CDLL, cuda_library: bytes, nccl_library: bytes
 ) -> GpuSupport:
-    r"""What an engine finds on this machine for tensors on GPUs.
+    r"""Returns an engine's support for tensors on GPUs on this machine.
 
     An empty path stands for the system's CUDA driver, or NCCL in the library path.
 
@@ -359,7 +359,7 @@ def ops_library(tensorflow: str) -> pathlib.Path:
 
 
 def ops_info(tensorflow: str) -> dict[str, Any]:
-    """What the op library for a version of TensorFlow was built against.
+    """Returns the TensorFlow against which the op library for a version was built.
 
     `tensorflow` is the version of the headers, `distribution` their package, and `xla`
     says whether XLA can compile collectives. Raises LibraryError if there is no op
@@ -385,7 +385,7 @@ def ops_info(tensorflow: str) -> dict[str, Any]:
 
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """What the libraries were built from: `version`, `ops` (see `ops_info`), `sha256`.
+    """Returns the origin of the libraries: `version`, `ops` (see `ops_info`), `sha256`.
 
     `ops` has an entry for each minor version of TensorFlow, `sha256` one for each
     library. Raises LibraryError if the libraries are not built, or belong to another
@@ -435,8 +435,8 @@ def _library(name: str) -> pathlib.Path:
 def _mapped_libraries() -> set[str]:
     """Paths of the copies of our libraries that this process has mapped.
 
-    The kernel appends " (deleted)" to a file that was replaced, so it counts as another
-    copy, which it is. Without /proc none is known.
+    The kernel appends " (deleted)" to a file that was replaced, so that file counts as
+    another copy. Without /proc none is known.
     """
     try:
         maps = pathlib.Path("/proc/self/maps").read_bytes()

@@ -56,7 +56,7 @@ def broadcast_object(
         TypeError: `session` is given, `root_rank` is not a whole number, or `name` is
             not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        Exception: on the root, its object cannot be pickled: what cloudpickle raised.
+        Exception: on the root, cloudpickle's error, if its object cannot be pickled.
         MemoryError: this rank has no memory for the object.
         MismatchError: the root's object cannot be pickled, or one of the others has no
             memory for it (on the rest); the ranks name different roots, or the root
@@ -153,7 +153,7 @@ def allgather_object(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `session` is given, or `name` is not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        Exception: this rank's object cannot be pickled: what cloudpickle raised.
+        Exception: cloudpickle's error, if this rank's object cannot be pickled.
         MemoryError: this rank has no memory for all objects; the others get theirs.
         MismatchError: another rank's object cannot be pickled; or another thread of
             this rank also calls it without a name.
@@ -224,7 +224,7 @@ def _room_for(length: int) -> tuple[np.ndarray, Exception | None]:
 
 
 def _no_room(function: str, mismatch: MismatchError) -> MismatchError:
-    """The error on ranks that have memory for an object that another has none for."""
+    """The error on the other ranks if a rank has no memory for an object."""
     return MismatchError(
         f"{function}: a rank without memory for the object has given 0 bytes for it; "
         f"the error that it raised says more: {mismatch}"
@@ -249,7 +249,7 @@ def _broadcast(array: np.ndarray, root_rank: int, name: str, process_set: int) -
 def _allgather(
     array: np.ndarray, name: str, process_set: int
 ) -> tuple[np.ndarray, list[int]]:
-    """All ranks' elements, and the number that each rank gave."""
+    """Returns all ranks' elements, and the number from each rank."""
     gathered = np.empty(0, array.dtype)
     lengths: list[int] = []
     error: BaseException | None = None

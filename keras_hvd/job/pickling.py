@@ -1,4 +1,4 @@
-"""Pickles that other ranks can load, also of what only this rank has defined."""
+"""Pickles that other ranks can load, even of classes that only this rank defines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 
-# What a script's classes and functions may take up beside their names: by value goes
-# all that they use of the script, perhaps its data.
+# The most that a script's class or function may take up beside its name: by value, it
+# brings all that it uses of the script, perhaps its data.
 _MOST_BYTES = 1 << 16
 
 
@@ -27,7 +27,7 @@ def dumps(obj: Any) -> bytes:
     6
     """
     try:
-        # Several times as fast, and enough for nearly all.
+        # Several times as fast, and enough for nearly all objects.
         return _dumped(_OfModules, obj)
     except Exception:
         return _dumped(_OfScripts, obj)
@@ -40,7 +40,7 @@ def _dumped(pickler: type[pickle.Pickler], obj: Any) -> bytes:
 
 
 class _OfModules(pickle.Pickler):
-    """Refuses what only a script has."""
+    """Refuses classes and functions of the script."""
 
     def reducer_override(self, obj: Any) -> Any:
         if _is_defined(obj) and obj.__module__ == "__main__":
@@ -63,7 +63,7 @@ class _Limited(io.BytesIO):
 
 
 def _is_defined(obj: Any) -> bool:
-    """Whether it is a class or a function, which pickle writes as its name."""
+    """Whether `obj` is a class or a function, which pickle writes as its name."""
     return isinstance(obj, (type, types.FunctionType))
 
 
@@ -79,7 +79,7 @@ def _found(name: str) -> Any:
 
 
 def _by_value(obj: Any) -> bytes:
-    """Nothing if that is impossible, or large: then the other rank must have it."""
+    """Pickles by value; empty if impossible or large: the other rank must have it."""
     file = _Limited()
     try:
         cloudpickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(obj)
@@ -89,7 +89,7 @@ def _by_value(obj: Any) -> bytes:
 
 
 def _of_script(name: str, by_value: bytes) -> Any:
-    """Called by `pickle.loads`."""
+    """Loads a name of the script. `pickle.loads` calls it."""
     found = _found(name)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Why the system has no room for another process or thread."""
+"""Explains why the system has no room for another process or thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras_hvd.job import cores
 
 
 def no_room() -> str:
-    """Which limit leaves no room, as far as the system tells, and what to do.
+    """Names the limit that leaves no room, as far as the system tells, and a remedy.
 
     The engine says the same of its own threads: tf_ops/transport/threads.h.
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from keras_hvd.job import basics, native
 
-# None only for a set of no job, or on other ranks than its members: type checkers are
-# not to have all others ask for it. The name is that of typeshed.
+# None only for a set of no job, or on ranks that are no members. Type checkers must not
+# make all other callers check for it. The name is that of typeshed.
 MaybeNone: TypeAlias = Any
 
 # The engine's ranks have 32 bits.
@@ -67,7 +67,7 @@ class ProcessSet:
 
     @property
     def mpi_comm(self) -> None:
-        """None, as of Horovod's sets that are made from ranks."""
+        """None, as for Horovod's sets that are made from ranks."""
         return None
 
     def size(self) -> int | MaybeNone:

@@ -1,7 +1,8 @@
-"""Leaves the job where the script has ended, but a thread of it keeps Python waiting.
+"""Leaves the job when the script has ended but one of its threads keeps Python waiting.
 
-Python waits for all threads that are no daemons before it calls `atexit` functions, and
-so before this process would leave the job: the other ranks would wait for it for ever.
+Python waits for all threads that are no daemons before it calls `atexit` functions.
+This process would leave the job only then, and the other ranks would wait for it for
+ever.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 from keras_hvd.job import basics, log, native
 
-# How long threads may take to end. The others are to hear of it within two seconds.
+# How long threads may take to end. The other ranks are to learn of it within two
+# seconds.
 _PATIENCE = 1.0
 _PATIENCE_AFTER_FAILURE = 0.3
 
@@ -28,11 +30,11 @@ _LONGEST_REASON = 200
 # A thread within one of these packages may be running a step.
 _RUNS_STEPS = ("tensorflow.python.eager", "keras_hvd")
 
-# The threads that have submitted or traced collectives. A number may belong to a later
-# thread by now, which then counts as one of them.
+# The threads that have submitted or traced collectives. A later thread may have got the
+# number of one, and then counts too.
 _with_collectives: set[int] = set()
 
-# What was on record before this process joined a job.
+# The exception that was on record before this process joined a job.
 _failed_before: Any = None
 
 
@@ -61,10 +63,11 @@ def watch() -> None:
     """
     global _failed_before
     _failed_before = getattr(sys, "last_value", None)
-    # Such functions run before Python waits for threads, the last one first. That of
-    # concurrent.futures, which waits for the threads of executors, is imported above;
-    # so is what waits for the processes of multiprocessing, behind `shutdown`. If the
-    # script has ended already, a thread of it joins the job, and goes on.
+    # Python runs such functions before it waits for threads, the last one first. The
+    # function of concurrent.futures, which waits for the threads of executors, is
+    # imported above. So is the one that waits for the processes of multiprocessing,
+    # behind `shutdown`. If the script has ended already, a thread of it joins the job,
+    # and goes on.
     with contextlib.suppress(RuntimeError):
         threading._register_atexit(_script_has_ended)  # type: ignore[attr-defined]
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 _Value = TypeVar("_Value")
-# Makes a value of a text, or raises ValueError; and what the text must be.
+# A function from a text to a value, which may raise ValueError; and the valid texts.
 _Kind = tuple[Callable[[str], _Value], str]
 
 _OURS = "KERAS_HVD_"
 _HOROVODS = "HOROVOD_"
 
-# That of khvd_options.
+# The default of khvd_options.
 _DEFAULT_INIT_TIMEOUT = 60
 
 MOST_DATA_CONNECTIONS = 16
-"""Of two ranks on different hosts, for tensors."""
+"""For tensors, between two ranks on different hosts."""
 
 # The engine counts in 64 bits.
 _MOST = 2**63 - 1
@@ -73,12 +73,12 @@ WITHOUT_EFFECT = dict(
 
 
 class Setting(Generic[_Value]):
-    """A variable, which a call reads; empty, it counts as not set.
+    """A variable, read by a call. An empty variable counts as not set.
 
     Args:
-        kind: what its text means.
+        kind: the meaning of its text.
         default: its value if it is not set.
-        names: it, without its prefix, and others that mean the same.
+        names: its name without prefix, and others of the same meaning.
 
     A call raises ValueError for a malformed variable, with its name and value.
 
@@ -156,7 +156,7 @@ def _absolute(text: str) -> bytes:
 
 
 def _count(least: int = 1, most: int = 2**31 - 1) -> _Kind[int]:
-    """A number that fits into 32 bits."""
+    """The kind of a number that fits into 32 bits."""
 
     def parse(text: str) -> int:
         if not least <= _whole(text) <= most:
@@ -167,14 +167,14 @@ def _count(least: int = 1, most: int = 2**31 - 1) -> _Kind[int]:
 
 
 def _or(value: int, kind: _Kind[int]) -> _Kind[int]:
-    """The same, but for 0, which is the engine's default."""
+    """The same kind, except that 0 gives `value`: 0 is the engine's default."""
     return lambda text: kind[0](text) or value, kind[1]
 
 
 _SWITCH: _Kind[bool] = (lambda text: bool(("0", "1").index(text)), "0 or 1")
 _TEXT: _Kind[str] = (str, "")
 _FILE: _Kind[bytes] = (_absolute, "")
-# Its path, or a name to look for in the library path.
+# A library's path, or a name to look for in the library path.
 _LIBRARY: _Kind[bytes] = (
     lambda text: _absolute(text) if "/" in text else os.fsencode(text),
     "",
@@ -188,7 +188,7 @@ _LEVEL: _Kind[int] = (
     f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}",
 )
 
-# What is not for the engine.
+# Settings that are not for the engine.
 allocator = OwnSetting(
     (lambda text: ALLOCATORS[ALLOCATORS.index(text)], " or ".join(ALLOCATORS)),
     *("", "ALLOCATOR"),
@@ -204,7 +204,7 @@ report = OwnSetting(_TEXT, "", "REPORT")
 required_size = OwnSetting(_count(), 0, "REQUIRE_SIZE")
 ssl_library = OwnSetting(_LIBRARY, b"", "SSL_LIBRARY")
 tls = OwnSetting(_SWITCH, False, "TLS")
-# Horovod's DYNAMIC is for one that start_timeline starts; always possible here.
+# Horovod's DYNAMIC announces that start_timeline starts one; always possible here.
 _timeline = Setting(
     (lambda text: "" if text == "DYNAMIC" else text, ""), "", "TIMELINE"
 )
@@ -214,7 +214,7 @@ _log_hide_time = Setting(_SWITCH, False, "LOG_HIDE_TIME")
 
 
 class _StallSeconds(Setting[float]):
-    """A time of the stall check; `never` where that is disabled."""
+    """A time of the stall check; `never` where the check is disabled."""
 
     def __init__(self, kind: _Kind[float], never: float, *names: str):
         super().__init__(kind, 0, *names)
@@ -243,7 +243,7 @@ class _Timestamp(Setting[bool]):
 
 
 def _by(setting: Setting[Any]) -> Any:
-    """A field that is read so."""
+    """A field that a setting reads."""
     return dataclasses.field(metadata={"setting": setting})
 
 
@@ -291,7 +291,8 @@ class Settings:
     # Steps of a sample, and the most samples of the search; 0: no limit.
     autotune_steps: int = _any(_count(), 0, "AUTOTUNE_STEPS_PER_SAMPLE")
     autotune_samples: int = _any(_count(), 0, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES")
-    # Empty: those of the Python environment, else the system's; of CUDA the system's.
+    # Empty: the libraries of the Python environment, else the system's; of CUDA the
+    # system's.
     cuda_library: bytes = _own(_LIBRARY, b"", "CUDA_LIBRARY")
     nccl_library: bytes = _own(_LIBRARY, b"", "NCCL_LIBRARY")
     nvtx_library: bytes = _own(_LIBRARY, b"", "NVTX_LIBRARY")
@@ -327,7 +328,7 @@ class Timeline:
 
 
 def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
-    """Reads whether the job writes a timeline from its start.
+    """Reads the path of the timeline that the job writes from its start.
 
     Example:
 
@@ -338,7 +339,7 @@ def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
 
 
 def init_timeout(environment: Mapping[str, str] | None = None) -> float:
-    """Reads how many seconds the processes of a job wait for each other at the start.
+    """Returns the seconds that a job's processes wait for each other at the start.
 
     Example:
 

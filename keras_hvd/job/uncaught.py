@@ -1,7 +1,7 @@
-"""Prints one line, not a traceback, where an exception that ends a rank needs no more.
+"""Prints one line, not a traceback, if an exception ends a rank and needs no more.
 
-That the ranks have not met is no fault of a line of the script, and Ctrl-C reaches all
-ranks, wherever they are. Each of them would print a traceback of its own.
+Ranks that have not met are no fault of a line of the script. Ctrl-C reaches all ranks,
+wherever they are. Each of them would print a traceback of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
-# With which this process did not join the job.
+# The exception with which this process failed to join the job.
 _of_joining: BaseException | None = None
 
 
 @contextlib.contextmanager
 def joining() -> Iterator[None]:
-    """An exception raised within needs no traceback, if it ends this rank.
+    """Marks an exception raised within: it needs no traceback if it ends this rank.
 
     From now on, an interrupt needs none either.
 
@@ -41,7 +41,7 @@ def joining() -> Iterator[None]:
 
 @functools.cache
 def _print_lines() -> None:
-    # A script that prints its exceptions itself goes on to.
+    # A script that prints its exceptions itself continues to do so.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print
 
@@ -59,7 +59,7 @@ def _print(
 
 
 def _line_of_script(trace: TracebackType | None) -> str:
-    """Where the script was, to follow what happened to it; "" if that is unknown."""
+    """The script's place at the exception, to end a line of text; "" if unknown."""
     lines = [
         f" in line {number} of {frame.f_code.co_filename}"
         for frame, number in traceback.walk_tb(trace)

@@ -36,7 +36,7 @@ def require_name(kind: str, name: Any) -> None:
 
 
 class Turns:
-    """Tracks which thread called collectives of a name last, and who else was there.
+    """Tracks which thread called a name's collectives last, and which others existed.
 
     Example:
 

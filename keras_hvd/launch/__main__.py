@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: Options) -> int:
-    """Does what they say, and returns the exit code."""
+    """Runs what the options ask for, and returns the exit code."""
     if options.check_build:
         from keras_hvd.launch import check_build
 
@@ -78,7 +78,7 @@ def _run(
     own: Share,
     job: Callable[[int, set[int], Recorded | None], Job],
 ) -> int:
-    """Runs a job, with the recording that this host makes."""
+    """Runs a job, with this host's recording."""
     kept = None
     try:
         kept = recorded.wanted(options, own)

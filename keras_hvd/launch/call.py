@@ -34,7 +34,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the call returned or raised on one rank.
+    """The result or the error of the call on one rank.
 
     Example:
 
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def memory_file(name: str) -> BinaryIO:
-    """A file of this process in memory, or in a folder for such where is no /proc."""
+    """A file of this process in memory, or a temporary file where there is no /proc."""
     if os.path.isdir("/proc/self/fd"):
         return open(os.memfd_create(f"keras_hvd.run-{name}"), "w+b")
     return cast(BinaryIO, tempfile.NamedTemporaryFile(prefix=f"keras_hvd.run-{name}-"))
@@ -69,7 +69,7 @@ def memory_file(name: str) -> BinaryIO:
 
 def path_of(file: BinaryIO) -> str:
     """The path of a memory file for other processes of the same user."""
-    # Of a descriptor, the name is its number.
+    # A descriptor's name is its number.
     if isinstance(file.name, str):
         return file.name
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"
@@ -86,7 +86,7 @@ def dump_call(
     cloudpickle writes functions of scripts, notebooks and functions by value, and those
     of modules by name. Raises TypeError if something cannot be pickled.
     """
-    # Lets the other process import modules from where this one finds them.
+    # Lets the other process import modules from the same places.
     pickle.dump(sys.path, file)
     made = function, tuple(args), dict(kwargs)
     try:
@@ -134,7 +134,7 @@ def serve_caller() -> int:
         with memory_file("outcome") as file:
             made = _dump_outcome(made, file)
             age = time.monotonic() - made.when
-            # If nobody takes it, its error is seen at least here.
+            # If no process takes the outcome, its error is seen at least here.
             code = _exit_code(made)
             caller.tell(file, made.error is not None, age)
             return code
@@ -172,7 +172,7 @@ def _make(call: BinaryIO) -> Outcome:
 
 
 def _failure(error: BaseException, raised: Exception) -> Outcome:
-    """The outcome of `error`; `raised` is what the caller of `run` gets."""
+    """The outcome of `error`; the caller of `run` gets `raised`."""
     when = time.monotonic()
     pickled = b""
     with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""`khvdrun --check-build`: what is built, and what can be opened on this machine."""
+"""`khvdrun --check-build`: the parts that are built, and that open on this machine."""
 
 import ctypes
 import fcntl
@@ -97,7 +97,7 @@ def _keras() -> str:
 
 
 def _shared_memory() -> str:
-    """Does what the engine does: seals memory, and opens a socket to hand it over."""
+    """Tries the engine's steps: seals memory, and opens a socket to hand it over."""
     memory = os.memfd_create("khvdrun-check-build", os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(memory, 0, 4096)
@@ -114,7 +114,7 @@ def _tls() -> str:
 
 
 def _mpi() -> str:
-    """Which MPI mpi4py uses. A process that initializes MPI may hang or be aborted."""
+    """Returns mpi4py's MPI. A process that initializes MPI may hang or be aborted."""
     program = (
         "from mpi4py import MPI; level = MPI.Query_thread(); "
         "names = 'SINGLE FUNNELED SERIALIZED MULTIPLE'.split(); "

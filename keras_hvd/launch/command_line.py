@@ -46,7 +46,7 @@ or with 2 if nothing could be started. Other options of horovodrun are accepted 
 explained, or refused with advice.
 """
 
-# Those with other names in Python.
+# Options with other names in Python.
 _OF_ARGUMENTS = {
     "cooldown_range": "--blacklist-cooldown-range",
     "use_gloo": "--gloo",
@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def read(arguments: Sequence[str]) -> Options:
-    """Reads the command line. Raises UsageError if it is wrong; the text says why.
+    """Reads the command line. Raises UsageError, which says why, if it is wrong.
 
     Example:
 
@@ -82,7 +82,7 @@ def read(arguments: Sequence[str]) -> Options:
 
 
 def of_arguments(arguments: Mapping[str, Any], command: Sequence[str]) -> Options:
-    """The same for arguments of `keras_hvd.run`, of which None and False are not given.
+    """Reads arguments of `keras_hvd.run`; None and False stand for arguments not given.
 
     Raises UsageError, which names the argument.
 
@@ -140,7 +140,7 @@ def _checked(given: Namespace, command: Sequence[str]) -> Options:
         hosts=others,
         ssh_options=_ssh_options(given),
         command=tuple(command),
-        # Other hosts may have what this one lacks.
+        # Other hosts may have a command that this one lacks.
         executable="" if others else _executable(command[0]),
         report=_report(given),
     )
@@ -317,7 +317,7 @@ def _node(given: Namespace) -> Node | None:
 
 
 def _check_allocator(variables: Mapping[str, str]) -> None:
-    """Checks the one variable of the ranks that khvdrun itself uses."""
+    """Checks the only variable of the ranks that khvdrun itself uses."""
     try:
         settings.allocator({**os.environ, **variables})
     except ValueError as error:
@@ -325,7 +325,7 @@ def _check_allocator(variables: Mapping[str, str]) -> None:
 
 
 def _hosts(given: Namespace, environment: Mapping[str, str]) -> tuple[HostSlots, ...]:
-    """The hosts of a job that others than this one take part in; none: this one."""
+    """The hosts of a job that has others than this one; none for this host alone."""
     if given.host_list is not None and given.hostfile is not None:
         raise UsageError(
             f"-H {given.host_list} and --hostfile {given.hostfile}: give one of them"
@@ -348,7 +348,7 @@ def _hosts(given: Namespace, environment: Mapping[str, str]) -> tuple[HostSlots,
 
 
 def _check_scaling(given: Namespace) -> None:
-    """Refuses what does not go with several jobs, of so many ranks each."""
+    """Refuses options that do not go with several jobs of different sizes."""
     for is_given, option in (
         (given.num_proc is not None, "-np"),
         (given.nnodes > 1, "--nnodes"),
@@ -366,7 +366,7 @@ def _check_scaling(given: Namespace) -> None:
 
 
 def _check_alone(given: Namespace) -> None:
-    """Refuses, or explains, what is for mpirun, which does not start these ranks."""
+    """Refuses, or explains, options for mpirun, which does not start these ranks."""
     if given.mpi_args:
         raise UsageError(
             "--mpi-args: no mpirun runs underneath: set variables for the ranks in "
@@ -383,7 +383,7 @@ def _check_alone(given: Namespace) -> None:
 
 
 def _check_handed_over(given: Namespace, host: str) -> None:
-    """Refuses what mpirun or srun cannot be told."""
+    """Refuses options that cannot be handed over to mpirun or srun."""
     is_recorded = given.report is not None or given.status_port is not None
     is_elsewhere = is_recorded and not hosts.is_here(host)
     for is_given, option, advice in (
@@ -398,7 +398,7 @@ def _check_handed_over(given: Namespace, host: str) -> None:
             )
 
 
-# What reads rank 0's records must be on its host, which is the first.
+# Readers of rank 0's records must be on its host, which is the first.
 _RANK_0_HERE = (
     "name this host first, where rank 0 then runs, or start khvdrun on each host, with "
     "--nnodes"
@@ -406,7 +406,7 @@ _RANK_0_HERE = (
 
 
 def _ssh_options(given: Namespace) -> tuple[str, ...]:
-    """What ssh is told."""
+    """The options for ssh."""
     options: tuple[str, ...] = ()
     if given.ssh_port is not None:
         options += ("-p", str(given.ssh_port))

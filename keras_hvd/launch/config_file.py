@@ -52,7 +52,7 @@ def arguments(path: Path) -> list[str]:
 
 
 def _load(path: Path) -> Any:
-    # Imported only by those who use such a file.
+    # Imported only for such a file.
     import yaml
 
     try:
@@ -64,7 +64,7 @@ def _load(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _wrong(path, f"cannot be read: {reason}") from None
-    # What is no date, no truth value or no number raises whatever that comes to.
+    # A malformed date, truth value or number may raise any exception.
     except Exception as error:
         said = " ".join(str(error).split())
         if not isinstance(error, yaml.YAMLError):
@@ -96,7 +96,7 @@ def _mapping(path: Path, key: str, value: Any) -> dict[Any, Any]:
 
 
 def _option(path: Path, section: str, key: Any) -> Option:
-    """The option for a key of a section; "" is outside of all."""
+    """The option for a key of a section; the section "" is outside of all."""
     options = _SECTIONS.get(_name(section), _OUTSIDE)
     if _name(key) not in options:
         others = () if section else (*_SECTIONS, "controller")

@@ -1,8 +1,8 @@
-"""How a call gets from `keras_hvd.run` to ranks on other hosts, and outcomes back.
+"""Carries a call from `keras_hvd.run` to ranks on other hosts, and outcomes back.
 
 Each rank connects to the process that called `run`. Both prove that they know a secret
-before anything else is read. The connection stays until the rank has handed over its
-outcome: if it ends before, so has the rank.
+before they read anything else. The connection stays until the rank has handed over its
+outcome. If the connection ends before, so has the rank.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _CALLER = 0  # its number in hellos
 _MOST_MESSAGE_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
 _FIRST_MESSAGE_SECONDS = 60.0
-# After a failure, for the other ranks to end, and to say why.
+# After a failure, for the other ranks to end, and to report why.
 _LATE_SECONDS = 5.0
 
-# A host that vanishes during the function is noticed after a minute; and no firewall
-# forgets a connection that waits for a long one.
+# With these, a host that vanishes during the function is noticed after a minute. No
+# firewall forgets a connection that waits for a long one.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -72,12 +72,12 @@ class Exchange:
     """Gives ranks the call and takes their outcomes, in a thread, within a context.
 
     Args:
-        call: what they get.
-        outcomes: a file for what each rank hands over.
-        variables: those that the ranks will have, without `variables` of this.
+        call: the call for the ranks.
+        outcomes: a file for each rank's outcome.
+        variables: the ranks' environment, without `Exchange.variables`.
 
     Raises:
-        RendezvousError: this host has no such network, or a secret cannot be read.
+        RendezvousError: this host has no such interface, or a secret cannot be read.
         LibraryError: there is no TLS here, although it is wanted.
         ValueError: a variable is malformed.
 
@@ -109,7 +109,7 @@ class Exchange:
         self._sockets = listen_at_free_ports(network_interfaces.reachable(names))
         places = [str(Address(*one.getsockname()[:2])) for one in self._sockets]
         self.variables = {_ADDRESSES: ",".join(places), _SECRET: drawn}
-        """What the ranks need among theirs."""
+        """The additions to the ranks' environment."""
         self.hosts: dict[int, str] = {}
         """Of the ranks that have come."""
         self.raised_at: dict[int, float] = {}
@@ -190,7 +190,7 @@ class Exchange:
             proven.stream.close()
 
     def _objection(self, rank: int, told: dict[str, Any]) -> str:
-        """Why this is no rank of the job; "" if it is."""
+        """Explains why `told` is from no rank of the job; "" if it is from one."""
         count = len(self._outcomes)
         if told.get(_SIZE) != count or rank >= count:
             return (
@@ -212,12 +212,12 @@ class Exchange:
             is_end = isinstance(error, ConnectionError)
             self.lost[rank] = "" if is_end else str(error)
             self._has_failed = True
-            # A part of an outcome is none.
+            # A part of an outcome is worthless.
             with contextlib.suppress(OSError):
                 self._outcomes[rank].truncate(0)
             return
         self._has_failed |= told.get(_FAILED) is True
-        # What has arrived counts, whatever becomes of the rank.
+        # An outcome that has arrived counts, even if the rank then fails.
         with contextlib.suppress(OSError):
             await proven.send({})
 
@@ -225,8 +225,8 @@ class Exchange:
 class Caller:
     """The process that called `run`, as a rank knows it.
 
-    Takes what it needs to find it out of `variables`, so programs that the rank starts
-    do not inherit it.
+    Removes its address and secret from `variables`, so programs that the rank starts do
+    not inherit them.
     """
 
     def __init__(self, variables: MutableMapping[str, str], place: World):
@@ -246,7 +246,7 @@ class Caller:
         self._speak(self._ask(call))
 
     def tell(self, outcome: BinaryIO, has_failed: bool, age: float) -> None:
-        """Hands over the outcome, which was made so many seconds ago.
+        """Hands over the outcome, which was made `age` seconds ago.
 
         Raises RendezvousError.
         """
@@ -280,7 +280,7 @@ class Caller:
                 f"{difference}"
             )
         _keep_alive(proven)
-        # Whoever called may be stopped for a while.
+        # The process that called may be stopped for a while.
         proven.stream.deadline = math.inf
         await proven.send({_HOST: socket.gethostname(), _SIZE: self._place.size})
         told = await proven.receive(_MOST_MESSAGE_BYTES)
@@ -309,7 +309,7 @@ def _is_expected(theirs: Hello) -> bool:
 
 
 def _difference(proven: ProvenConnection, tls: BeginTls | None) -> str:
-    """What this process and another one cannot go on with; "" if they can."""
+    """Explains why this process and another one cannot go on; "" if they can."""
     if proven.version != __version__:
         return (
             f"keras_hvd {__version__} and {proven.version}: install the same version "
@@ -328,7 +328,7 @@ def _keep_alive(proven: ProvenConnection) -> None:
 async def _send(
     proven: ProvenConnection, file: BinaryIO, message: dict[str, Any]
 ) -> None:
-    """Sends a message, with how much the file has, and that."""
+    """Sends a message, with the file's size, and then the file."""
     size = os.fstat(file.fileno()).st_size
     await proven.send({**message, _BYTES: size})
     for at in range(0, size, _CHUNK_BYTES):
@@ -338,7 +338,7 @@ async def _send(
 async def _receive(
     proven: ProvenConnection, message: dict[str, Any], file: BinaryIO
 ) -> None:
-    """Writes what comes after a message to the file, which then is at its beginning."""
+    """Writes the bytes after a message to the file, which then is at its beginning."""
     left = _field(message, _BYTES, int)
     if left < 0:
         raise MessageError("its size is negative")

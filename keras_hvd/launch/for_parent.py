@@ -7,7 +7,7 @@ from keras_hvd.launch import processes
 
 
 def run(parent: str, options: str) -> int:
-    """Runs `khvdrun` for the process with this id, whose options are in this file."""
+    """Runs `khvdrun` for the process `parent`, with options from a file."""
     processes.die_with_parent(int(parent))
     with open(options, "rb") as file:
         return khvdrun.run(pickle.load(file))

@@ -100,8 +100,8 @@ def run(
     """Calls a function on every rank of a new job, which ends with the call.
 
     The function joins the job itself, with `keras_hvd.init`. It may be defined in a
-    script or in a notebook's cell; what it uses from there is sent along. The ranks'
-    output appears as with `khvdrun`. If this process dies, so does the job.
+    script or in a notebook's cell; objects that it uses from there are sent along. The
+    ranks' output appears as with `khvdrun`. If this process dies, so does the job.
 
     Args:
         func: the function to call.
@@ -140,12 +140,12 @@ def run(
         The function's result on each rank, in the order of ranks.
 
     Raises:
-        Exception: what the function raised, from the rank that failed first. Its cause
-            has the rank and its traceback. An error that cannot be pickled, or not
+        Exception: the function's error, from the rank that failed first. Its cause has
+            the rank and its traceback. An error that cannot be pickled, or not
             unpickled here, becomes a RuntimeError that describes it.
         RankFailedError: a rank ended before the function had returned.
-        TypeError: `func` is not a function; or it, what it uses or an argument cannot
-            be pickled.
+        TypeError: `func` is not a function; or it, an object that it uses, or an
+            argument cannot be pickled.
         ValueError: an argument is wrong, or needs what this version does not have.
         KeyboardInterrupt: this process was interrupted; all ranks have ended.
 
@@ -206,7 +206,7 @@ def _run_on_several_hosts(
     for rank, file in enumerate(outcomes):
         outcome = _load(file, rank, code)
         if outcome is not None:
-            # By one clock: each host has its own.
+            # By one clock, since each host has its own.
             outcome = dataclasses.replace(outcome, when=exchange.raised_at[rank])
         loaded.append(outcome)
     return _results(loaded, code, exchange)
@@ -215,7 +215,7 @@ def _run_on_several_hosts(
 def _khvdrun(options: Options, exchange: Exchange | None = None) -> int:
     """Runs `khvdrun`, shows its output as this process', and returns the exit code.
 
-    `exchange` is that with the ranks of several hosts.
+    `exchange` is the one with the ranks of several hosts.
     """
     stdout = _output_to(sys.stdout, sys.__stdout__)
     stderr = _output_to(sys.stderr, sys.__stderr__)
@@ -322,7 +322,7 @@ def _results(
     code: int,
     exchange: Exchange | None = None,
 ) -> list[Any]:
-    """What the ranks returned; raises unless all have returned."""
+    """The results of the ranks; raises unless all have returned."""
     hosts = exchange.hosts if exchange is not None else {}
     failed = [
         (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)

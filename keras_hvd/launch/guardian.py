@@ -14,7 +14,7 @@ from keras_hvd.job import process_limit
 from keras_hvd.launch import processes
 from keras_hvd.launch.job import CANNOT_START, Job, handled
 
-# What a job has left behind and cannot be found is waited for so long.
+# How long to wait for processes that a job has left behind and that cannot be found.
 _LEFT_SECONDS = 1.0
 
 
@@ -23,7 +23,7 @@ def run(make_job: Callable[[int, set[int]], Job]) -> int:
 
     `make_job` gets the last two arguments of a `Job`.
     """
-    # Some parents leave it ignored, and then nobody can wait for a child.
+    # Some parents leave it ignored, and then no process can wait for a child.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     awaited = handled()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)

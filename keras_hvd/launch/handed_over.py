@@ -1,4 +1,4 @@
-"""A job that mpirun or srun starts: runs it, sorts its output, says how it ended."""
+"""Runs a job that mpirun or srun starts, sorts its output, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from keras_hvd.launch.status import RankEnd
 from keras_hvd.world.rendezvous import open_files
 from keras_hvd.world.rendezvous.nodes import Share
 
-# What may become a tag when more of it has come.
+# Text that may become a tag when more of it has come.
 _BEGUN_TAG = re.compile(
     rb"(?:\[[\d,]{,20}|\[[\d,]{1,20}\](?:<[a-z]{,9}>?)?|(?m:^) {,9}\d{,9})\Z"
 )
@@ -43,23 +43,23 @@ _NAMES_THE_FIRST = re.compile(
 
 _MPICHS_FIRST = re.compile(r"=   PID (\d{1,10}) RUNNING AT (\S{1,255})")
 
-# What ranks say of each other.
+# The text by which ranks name each other.
 _PEER_TEXT = r"rank (\d{1,10}) \(pid (\d{1,10}) on [^()\n]{1,255}\)"
 _PEER = re.compile(_PEER_TEXT)
 _KILLED = re.compile(_PEER_TEXT + r" was killed by (SIG[A-Z0-9+-]{1,20})")
 
 
 class TaggedLines:
-    """Formats what all ranks have written to one stream of their launcher's.
+    """Formats the output of all ranks on one stream of their launcher.
 
-    A tag says whose the following is, until the next tag or the line's end. The rest is
-    the launcher's own.
+    A tag names the rank of the following output, until the next tag or the line's end.
+    The rest is the launcher's own.
 
     Args:
         tag: as in `HandOver`.
-        tails: each rank's last lines; None for those of stdout, which nobody needs.
-        own: the launcher's.
-        copies: files that keep what each rank has written, if they shall.
+        tails: each rank's last lines; None for those of stdout, which are not needed.
+        own: the launcher's last lines.
+        copies: files that keep each rank's output; empty for none.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class TaggedLines:
             one.show_held()
 
     def finish(self) -> None:
-        """Shows what is left at the end of the stream."""
+        """Shows the rest at the end of the stream."""
         self._pass_on(self._held)
         self._held = b""
         for one in self._lines.values():
@@ -205,7 +205,7 @@ class HandedOver(Job):
         self._note(f"{self._handed.launcher} {report.describe(ended)}")
 
     def _rank_ends(self) -> list[RankEnd]:
-        # Their launcher knows.
+        # Only their launcher knows.
         return []
 
     def _last_words(self) -> Iterable[Tail]:
@@ -255,7 +255,7 @@ class HandedOver(Job):
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed first: a rank, else a process, else it is not known."""
+    """The first failure: a rank, else a process, else unknown."""
 
     rank: int | None
     process: str = ""
@@ -263,10 +263,10 @@ class Failure:
 
 
 def first_failure(tails: Mapping[int, Sequence[str]], own: Sequence[str]) -> Failure:
-    """What failed first, as far as the last lines of ranks and of their launcher say.
+    """The first failure, according to the last lines of ranks and of their launcher.
 
-    Ranks know who left them alone; their launcher may see another one's end first. But
-    MPICH's may kill some before the others know why.
+    Ranks know which peer left them alone, while their launcher may see another one's
+    end first. But MPICH's launcher may kill some before the others know the reason.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Reads which hosts a job runs on, and how many ranks each may get: its slots."""
+"""Reads the hosts of a job, and the number of ranks that each may get: its slots."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from keras_hvd.launch.usage import UsageError
 from keras_hvd.world.rendezvous import network_interfaces
 
-# Either says it.
+# LSF sets either.
 _LSF_HOSTS = "LSB_MCPU_HOSTS"
 _LSF_HOSTFILE = "LSB_DJOB_HOSTFILE"
 
-# Shells, ssh and mpirun read nothing else into such a name.
+# Shells, ssh and mpirun do not interpret any of these letters.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host, and how many ranks it may get; None if that is not said."""
+    """A host, and the number of ranks that it may get; None if unknown."""
 
     name: str
     slots: int | None
@@ -63,7 +63,7 @@ def from_file(path: Path) -> list[HostSlots]:
 
 
 def from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
-    """The hosts that LSF has given to the job that this process is in, if it is in one.
+    """The hosts that LSF has given to this process' job, if it is in one.
 
     Raises UsageError.
 
@@ -132,7 +132,7 @@ def is_here(name: str) -> bool:
 
 
 def check_slots(hosts: Sequence[HostSlots], ranks: int) -> None:
-    """Raises UsageError if these have fewer slots than there are ranks.
+    """Raises UsageError if these hosts have fewer slots than there are ranks.
 
     Without a number, this host has as many as are wanted, and another one has one.
     """
@@ -146,7 +146,7 @@ def check_slots(hosts: Sequence[HostSlots], ranks: int) -> None:
 
 
 def _entry(line: str, where: str) -> str:
-    """A line of a hostfile as -H has it."""
+    """A line of a hostfile in the form of -H."""
     name, *words = line.partition("#")[0].split()
     for word in words:
         if not word.startswith("slots="):

@@ -54,19 +54,18 @@ class _Stage(enum.IntEnum):
     RUNNING = 0
     FAILING = 1  # a rank failed: the others may end by themselves
     TERMINATING = 2  # the ranks that still run got SIGTERM
-    CLEANING = 3  # no rank runs, and what they left behind got SIGTERM
+    CLEANING = 3  # no rank runs, and their leftovers got SIGTERM
     KILLING = 4  # everything got SIGKILL
-    LEAVING = 5  # what is left cannot be found
+    LEAVING = 5  # the leftovers cannot be found
     REPORTING = 6  # everything has ended
 
 
 class Job:
-    """The ranks of one job, from their start until everything they started has ended.
+    """The ranks of one job, from their start until all their processes have ended.
 
     `guardian` is a descriptor that becomes readable when the guardian dies.
     `signal_mask` has the signals that were blocked when khvdrun started. `recorded` is
-    the recording that the ranks make, if they do. `others` are the khvdruns of other
-    hosts, if there are any.
+    the ranks' recording, if any. `others` are the khvdruns of other hosts, if any.
     """
 
     def __init__(
@@ -128,7 +127,8 @@ class Job:
         code = self._conclude()
         self._serve()
         self._finish_recording()
-        # Python's end would leave them to the system, which ends the process for them.
+        # Python's own end would leave them to the system, which ends the process for
+        # them.
         signal.pthread_sigmask(signal.SIG_BLOCK, handled())
         return code
 
@@ -149,7 +149,7 @@ class Job:
             self._serve()
 
     def _wait_for(self, act: Callable[[], object]) -> None:
-        """Acts in a thread of its own, until that has ended or a signal comes.
+        """Runs `act` in a thread of its own, until it has ended or a signal comes.
 
         Raises RuntimeError if there is no room for a thread.
         """
@@ -184,7 +184,7 @@ class Job:
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
         given = {**os.environ}
-        # Of the job of this khvdrun itself, if that is a rank of one.
+        # The variable of this khvdrun's own job, if it is itself a rank of one.
         given.pop("KERAS_HVD_REPORT", None)
         given |= options.variables
         of_all = {
@@ -227,7 +227,7 @@ class Job:
             self._on_others()
 
     def _on_joined(self) -> None:
-        """From here on the ranks know of each other."""
+        """From here on the ranks know each other."""
         assert self._joined is not None, "it has just become readable"
         self._selector.unregister(self._joined)
         self._joined.close()
@@ -261,7 +261,7 @@ class Job:
         ]
 
     def _last_words(self) -> Iterable[Tail]:
-        """What each rank has written to its stderr."""
+        """The last lines of each rank's stderr."""
         return [one.stderr for one in self._ranks]
 
     @property
@@ -301,7 +301,8 @@ class Job:
     def _choose_what_to_watch(self) -> None:
         for stream in [*self._streams]:
             if stream.screen.is_broken:
-                # Nobody reads. The rank must see a broken pipe, as without khvdrun.
+                # The reader is gone. The rank must see a broken pipe, as without
+                # khvdrun.
                 self._close(stream)
                 continue
             wanted = selectors.EVENT_READ if not stream.screen.is_full else 0
@@ -438,7 +439,7 @@ class Job:
         self._on_children()
 
     def _leave(self) -> None:
-        """Ends although something is left: where nobody is visible, nobody is found."""
+        """Ends although something is left: hidden processes cannot be found."""
         self._stage = _Stage.LEAVING
         self._deadline = None
         self._has_children = False
@@ -496,7 +497,7 @@ class Job:
 
 
 def _listening_for_ranks(share: Share) -> socket.socket | None:
-    """What a rank tells that it has joined; None if nobody could."""
+    """A socket on which a rank tells that it has joined; None if that is impossible."""
     if not share.job:
         return None
     try:

@@ -23,7 +23,7 @@ class OutOfMemoryWatch:
         self._killed_on_machine_before = _killed_on_machine()
 
     def killed(self, process: int) -> str | None:
-        """Says whether the kernel killed this process (ended by SIGKILL) for memory.
+        """Tells whether the kernel killed this process (ended by SIGKILL) for memory.
 
         Returns a clause for the message to the user, or None if there is no sign of it.
         """

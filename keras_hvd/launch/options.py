@@ -1,4 +1,4 @@
-"""The options of `khvdrun`, in one table, and what they come to: `Options`.
+"""The options of `khvdrun`, in one table, and their checked result: `Options`.
 
 Options of `horovodrun` that tune something this version lacks are accepted and
 explained. Those that ask for a different kind of job are refused, with advice.
@@ -32,17 +32,17 @@ class Options:
     ranks: int = 0  # on this host
     node: Node | None = None  # this host among several; None: the only one
     hosts: tuple[HostSlots, ...] = ()  # where mpirun or srun is to start the ranks
-    mpi_args: tuple[str, ...] = ()  # more words for mpirun
+    mpi_args: tuple[str, ...] = ()  # more arguments for mpirun
     ssh_options: tuple[str, ...] = ()  # for the ssh that mpirun starts
-    dry_run: bool = False  # show what would run
+    dry_run: bool = False  # only show the command
     command: tuple[str, ...] = ()
     executable: str = ""  # the file that the command names
     bind_to: str = "none"  # or "cores"
     output_directory: Path | None = None  # keeps every rank's output, if given
-    report: Path | None = None  # where a report of the job goes
-    status_port: int | None = None  # where its state can be read; 0: any
+    report: Path | None = None  # the file for a report of the job
+    status_port: int | None = None  # serves the job's state; 0: any
     scaling: tuple[int, ...] = ()  # numbers of ranks to be compared
-    steps: int = 50  # that are measured of each of them
+    steps: int = 50  # measured steps for each of them
     prefix: bool = True
     timestamps: bool = False
     live_output: bool = False  # whether the reader follows carriage returns
@@ -54,7 +54,7 @@ class Options:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the ranks record what they do."""
+        """Whether the ranks make a recording."""
         return self.report is not None or self.status_port is not None
 
 
@@ -63,9 +63,9 @@ class Option:
     """A row of the table.
 
     Args:
-        usage: its names, and what its values are called.
-        sets: a field of `Options`, or what one is made of; or a variable of the ranks.
-        value: what it sets that to: this, or what a function makes of its value.
+        usage: its names, and the placeholders for its values.
+        sets: a field of `Options`, or an argument for one; or a variable of the ranks.
+        value: the new value: this, or the result of this function of the text.
         key: its name in a configuration file: `section.key`; "" for none.
         help: for `--help`, which does not show options without.
         off: the option that `false` stands for in a configuration file.
@@ -88,12 +88,12 @@ class Option:
 
     @property
     def names(self) -> list[str]:
-        """With their hyphens."""
+        """The names, with their hyphens."""
         return [word for word in self.usage.split() if word.startswith("-")]
 
     @property
     def values(self) -> list[str]:
-        """What each of its values is called."""
+        """The placeholders for its values."""
         return [word for word in self.usage.split() if not word.startswith("-")]
 
     @property
@@ -102,10 +102,10 @@ class Option:
         return next(name for name in self.names if name.startswith("--"))
 
     def take(self, given: argparse.Namespace, name: str, value: Any) -> None:
-        """Has `given` say what this option says under one of its names.
+        """Stores this option's setting in `given`, for one of its names.
 
-        `value` is what `value` has made of the text. Raises UsageError if the option is
-        refused.
+        `value` is the result of `Option.value` for the text. Raises UsageError if the
+        option is refused.
         """
         if self.sets == _REFUSED:
             raise UsageError(f"{name}: {self.value}")
@@ -378,7 +378,7 @@ _INSTEAD_OF_A_JOB = (
 
 
 def _ignored(usage: str, variable: str, key: str = "") -> Option:
-    """One that is without effect for the reason that Horovod's variable is."""
+    """An option without effect, for the same reason as Horovod's variable."""
     return Option(usage, _IGNORED, WITHOUT_EFFECT[variable], key)
 
 
@@ -438,7 +438,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "settings of the engine": _OF_THE_ENGINE,
     "instead of a job": (*_INSTEAD_OF_A_JOB, *_HOROVODS),
 }
-"""In the order of `--help`."""
+"""The options, in the order of `--help`."""
 
 DESCRIPTIONS = {
     "several hosts": "start khvdrun on each, with the same command",
@@ -450,11 +450,11 @@ _ROWS = [each for rows in GROUPS.values() for each in rows]
 BY_NAME = {name: each for each in _ROWS for name in each.names}
 
 BY_KEY = {each.key: each for each in _ROWS if each.key}
-"""Those that a configuration file may have."""
+"""The options that a configuration file may have."""
 
 DEFAULTS = {
     **dict.fromkeys(each.sets for each in _ROWS if each.sets.islower()),
     **vars(Options()),
     "nnodes": 1,
 }
-"""What is given if no option is."""
+"""The values of options that are not given."""

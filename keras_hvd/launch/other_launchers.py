@@ -20,21 +20,21 @@ from keras_hvd.launch.options import Options
 from keras_hvd.launch.usage import UsageError
 from keras_hvd.world.rendezvous import network_interfaces, secret
 
-# A launcher that is slower than this to say its version hangs.
+# A launcher that takes longer than this to tell its version hangs.
 _PATIENCE_SECONDS = 20
 
-# Of what it says: the version is among the first lines.
+# The most letters of its output to read: the version is among the first lines.
 _MOST_LETTERS = 4096
 
-# What belongs to this host, to this login or to another job, and what cannot be named
-# in a list.
+# Variables that belong to this host, to this login or to another job, and those that a
+# list of names cannot have.
 _STAYS = re.compile(
     r"_|PWD|OLDPWD|SHLVL|HOSTNAME|HOST|HOME|USER|LOGNAME|SHELL|MAIL|TERM|TMPDIR"
     r"|DISPLAY|XAUTHORITY|(?:XDG|DBUS|SSH)_.*"
     r"|(?:OMPI|PMIX|PMI|PRTE|ORTE|OPAL|MPIEXEC|HYDRA|HYDI|SLURM|SLURMD|LSB|LSF)_.*"
     r"|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )
-# Those of a rank of another job: ranks on this host would inherit them in any case.
+# Variables of a rank of another job: ranks on this host would inherit them in any case.
 _PLACE = re.compile(
     r"(?:KERAS_HVD|HOROVOD)_(?:(?:LOCAL_|CROSS_)?(?:RANK|SIZE)|JOB|REPORT)"
     r"|KERAS_HVD_REQUIRE_SIZE"
@@ -44,14 +44,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class HandOver:
-    """What starts the job instead of `khvdrun`.
+    """The command that starts the job instead of `khvdrun`.
 
     Args:
         launcher: its name, and its version.
         command: its command line.
         environment: its variables.
-        names: those that the ranks get.
-        tag: where output of a rank begins; its group is the rank's number.
+        names: the variables that the ranks get.
+        tag: the mark before a rank's output; its group is the rank's number.
     """
 
     launcher: str
@@ -61,12 +61,12 @@ class HandOver:
     tag: re.Pattern[bytes]
 
     def with_variables(self, variables: Mapping[str, str]) -> HandOver:
-        """The same with values for variables, whose names it has."""
+        """A copy with values for variables, whose names it has."""
         environment = {**self.environment, **variables}
         return dataclasses.replace(self, environment=environment)
 
     def described(self, variables: Mapping[str, str]) -> str:
-        """What a shell would be told, with variables that options set, and `names`."""
+        """The command for a shell, with variables that options set, and `names`."""
         words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         words.append(shlex.join(self.command))
         names = " ".join(self.names) or "none"
@@ -76,7 +76,7 @@ class HandOver:
 def hand_over(options: Options, environment: Mapping[str, str]) -> HandOver:
     """The command that starts the ranks on their hosts.
 
-    Raises UsageError if there is no launcher for it, or not one that is known.
+    Raises UsageError if there is no launcher for it, or only an unknown one.
     """
     given = _given(options, environment)
     names = tuple(sorted(name for name in given if _travels(name)))
@@ -105,7 +105,7 @@ def hand_over(options: Options, environment: Mapping[str, str]) -> HandOver:
 
 
 def version(path: str) -> str:
-    """Name and version of an `mpirun`. Raises UsageError if it does not say."""
+    """Name and version of an `mpirun`. Raises UsageError if it does not tell."""
     try:
         ended = subprocess.run(
             [path, "--version"],
@@ -141,11 +141,11 @@ def describe(text: str) -> str:
 
 
 def _given(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the launcher."""
+    """The environment of the launcher."""
     own = {"PYTHONUNBUFFERED": "1", cores.SHARED: "1"}
     given = {**own, **environment, **options.variables}
     if not given.get("KERAS_HVD_RENDEZVOUS"):
-        # They draw one of their own.
+        # The ranks draw one of their own.
         given.pop(secret.VARIABLE, None)
     kept = {name: value for name, value in given.items() if not _PLACE.fullmatch(name)}
     kept["KERAS_HVD_REQUIRE_SIZE"] = str(options.ranks)
@@ -169,7 +169,7 @@ def _open_mpi(
     is_old = int(launcher.split()[-1].partition(".")[0]) < 5
     words = [path]
     if os.geteuid() == 0:
-        # It starts nothing as root otherwise.
+        # Otherwise, it starts nothing as root.
         words += ["--allow-run-as-root"]
     words += ["--tag-output"] if is_old else ["--output", "tag"]
     words += ["--host", _slots(options), "-n", str(options.ranks)]
@@ -228,7 +228,7 @@ def _srun(path: str, options: Options, given: Mapping[str, str]) -> HandOver:
     ):
         if value:
             raise UsageError(f"{option}: srun starts the ranks, not mpirun")
-    # A name for each rank says how many go where.
+    # The host of each rank, in order.
     places = [host.name for host in options.hosts for _ in range(host.slots or 1)]
     nodes = ",".join(places[: options.ranks])
     words = [path, "--label", "--export=ALL", "--kill-on-bad-exit=1"]

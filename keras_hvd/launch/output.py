@@ -1,9 +1,9 @@
-"""From the ranks' pipes to the terminal: whole lines, each marked with its rank.
+"""Passes output from the ranks' pipes to the terminal: lines marked with their rank.
 
-A `Stream` is where output comes from, a `Screen` where it goes. Rank 0's streams are
-live: its output appears at once, so progress bars, which rewrite their line, work.
-Other ranks' lines appear when they are complete. In a file, a line that was rewritten
-appears only in its last state.
+A `Stream` is a source of output, and a `Screen` its target. Rank 0's streams are live:
+its output appears at once, so progress bars, which rewrite their line, work. Other
+ranks' lines appear when they are complete. In a file, a line that was rewritten appears
+only in its last state.
 """
 
 import collections
@@ -43,15 +43,15 @@ _TENSORFLOWS_START = re.compile(
     r"|To enable the following instructions: "
 )
 
-# What a report has of a longer line: its beginning and its end. A rank may write
-# megabytes without a line end, and whatever reads the lines holds up the whole job.
+# A report cuts a longer line: it shows the beginning and the end. A rank may write
+# megabytes without a line end, and a reader of such lines holds up the whole job.
 _KEPT_LETTERS = 1000
 _CUT_OUT = " ... "
 
-# In a report they would act on the terminal that shows it.
+# In a report these letters would act on the terminal that shows it.
 _CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) != "\t"}
 
-# The engine's own warnings, of which a report has the first of each rank.
+# The engine's own warnings. A report has the first ones of each rank.
 _WARNING = re.compile(rb"keras_hvd \[rank \d+\] warning: .*")
 _MOST_WARNINGS = 20
 
@@ -67,7 +67,7 @@ class Screen:
         self.is_terminal = os.isatty(descriptor)
         self.is_broken = False
         self.why_incomplete = ""
-        """Why output was lost, if it was: the disk is full. There may be room later."""
+        """The reason for lost output: the disk is full. There may be room later."""
         self._queue = bytearray()
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
@@ -130,7 +130,7 @@ class Screen:
 
 
 class Prefix:
-    """The start of a line: the rank that wrote it (unless None), and maybe the time.
+    """The start of a line: the rank (unless None), and the time if wanted.
 
     Example:
 
@@ -151,7 +151,7 @@ class Prefix:
 
 
 class WholeLines:
-    """Formats a stream, of which only complete lines are shown.
+    """Formats a stream and shows only complete lines.
 
     A line rewritten with carriage returns appears in its last state. TensorFlow's
     startup messages are left out, because rank 0 has shown the same.
@@ -207,11 +207,11 @@ class Settled:
         """The text after the line's last carriage return; None before the first."""
 
     def settle(self, data: bytes) -> bytes:
-        """Takes the next bytes and returns what can be shown now."""
+        """Takes the next bytes and returns those that can be shown now."""
         return b"".join(map(self._settle, _PIECES.findall(data)))
 
     def finish(self) -> bytes:
-        """Returns what is left at the end of the stream."""
+        """Returns the rest at the end of the stream."""
         state, self._state = self._state or b"", None
         if not state:
             return b""
@@ -289,7 +289,7 @@ class LiveLines:
             self._screen.write_live(self, formatted)
 
     def redrawn(self) -> bytes:
-        """What restores the unfinished line and its cursor on an empty line."""
+        """Text that restores the unfinished line and its cursor on an empty line."""
         return self.shown + b"\r" if self._is_rewinding else self.shown
 
     def leave_line(self) -> None:
@@ -348,7 +348,7 @@ class Tail:
         del self.warnings[_MOST_WARNINGS:]
 
     def lines(self) -> list[str]:
-        """The last lines as text, each in its last state, and not longer than a few."""
+        """The last lines as text of bounded length, each in its last state."""
         lines = [*self._lines]
         if self._rest:
             lines.append(readable(self._rest))
@@ -356,7 +356,7 @@ class Tail:
 
 
 class Lines(Protocol):
-    """What formats a stream for a screen: see `WholeLines`."""
+    """Formats a stream for a screen: see `WholeLines`."""
 
     @property
     def is_holding(self) -> bool: ...
@@ -371,8 +371,8 @@ class Lines(Protocol):
 class Copy:
     """A file that keeps a rank's output unchanged, as long as it can grow.
 
-    `screen` shows why it cannot. Raises OSError if it cannot be made, unless that is
-    for lack of room.
+    `screen` shows why it cannot. Raises OSError if it cannot be made, except for lack
+    of room.
     """
 
     def __init__(self, path: Path, screen: Screen):
@@ -429,13 +429,13 @@ class Stream:
         self.descriptor = descriptor
         self.screen = screen
         self.show_at: float | None = None
-        """When to call `show_held` unless more arrives first (`time.monotonic`)."""
+        """When to call `show_held` if no more arrives first (`time.monotonic`)."""
         self._lines = lines
         self._copy = None if file is None else Copy(file, screen)
         self._tail = tail
 
     def pump(self) -> bool:
-        """Passes on what can be read; returns False after the end of the stream."""
+        """Passes on the available bytes; returns False after the end of the stream."""
         try:
             data = os.read(self.descriptor, 1 << 16)
         except BlockingIOError:
@@ -470,7 +470,7 @@ class Stream:
 
 
 def last_state(line: bytes) -> bytes:
-    r"""What a terminal shows of a line after its carriage returns.
+    r"""The text that a terminal shows for a line after its carriage returns.
 
     Example:
 
@@ -499,5 +499,5 @@ def readable(line: bytes) -> str:
 
 
 def is_of_tensorflows_start(line: str) -> bool:
-    """Whether TensorFlow writes this line whenever it is imported."""
+    """Whether TensorFlow writes this line at every import."""
     return _TENSORFLOWS_START.match(line) is not None

@@ -8,8 +8,8 @@ import signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-# Where /proc does not show them, descendants are known by their process groups, which
-# processes that this one has started or reaped may have led.
+# Where /proc does not show descendants, they are found by process groups. Processes
+# that this one has started or reaped may have led these groups.
 _leaders: set[int] = set()
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,8 +50,8 @@ def descendants() -> list[int]:
     for entry in os.listdir("/proc") if are_visible() else ():
         if not entry.isdecimal():
             continue
-        # A process may end between the listing and the reading, and those of others
-        # may be hidden (hidepid).
+        # A process may end between the listing and the reading, and other users'
+        # processes may be hidden (hidepid).
         with contextlib.suppress(OSError):
             _, parent = _state_and_parent(int(entry))
             children.setdefault(parent, []).append(int(entry))
@@ -72,8 +72,9 @@ def note_leader(process: int) -> None:
 def signal_descendants(number: signal.Signals) -> None:
     """Sends a signal to every descendant of this process.
 
-    Where they are not visible: to those in process groups that are known. Some may be
-    hidden alone; twice does no harm to what is killed.
+    Where they are not visible, only descendants in known process groups get it. SIGKILL
+    goes to the groups in any case: some descendants may be hidden while others are not,
+    and a second SIGKILL does no harm.
     """
     for process in descendants():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -88,7 +89,7 @@ def signal_descendants(number: signal.Signals) -> None:
 def _leaders_of_children() -> list[int]:
     """The known leaders in whose groups children of this process still are.
 
-    That one of them is there proves that the number is not another group's by now.
+    The child proves that no other group has the number by now.
     """
     found = []
     for leader in [*_leaders]:

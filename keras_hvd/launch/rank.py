@@ -26,7 +26,7 @@ from keras_hvd.launch.output import (
 )
 
 TAIL_LINES = 20
-"""How much of a rank's stderr a report has."""
+"""The number of last lines of a rank's stderr in a report."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def spawn(
 
 
 def fit_terminals(rank: Rank, options: Options) -> None:
-    """Gives a rank's terminals the size of those that show them, less the prefix."""
+    """Gives a rank's terminals the size of the real terminals, less the prefix."""
     for stream in rank.streams:
         _fit(stream.descriptor, stream.screen, _prefix(rank.number, options))
 
@@ -144,7 +144,7 @@ def _prefix(number: int, options: Options) -> Prefix:
 
 
 def lines(number: int, options: Options, screen: Screen) -> LiveLines | WholeLines:
-    """What formats the output of rank `number`."""
+    """The formatter for the output of rank `number`."""
     prefix = _prefix(number, options)
     if number != 0:
         return WholeLines(screen, prefix)
@@ -166,7 +166,7 @@ def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int
 
 
 def stdin(number: int) -> int:
-    """What rank `number` reads."""
+    """The standard input of rank `number`."""
     # A rank is not in the terminal's session and cannot read from it.
     if number == 0 and not os.isatty(0):
         return 0
@@ -174,7 +174,7 @@ def stdin(number: int) -> int:
 
 
 def file(directory: Path | None, number: int, name: str) -> Path | None:
-    """Where a rank's output is kept; None for nowhere."""
+    """The file for a rank's output; None for none."""
     if directory is None:
         return None
     return directory / f"rank.{number}" / name

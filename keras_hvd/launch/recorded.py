@@ -17,8 +17,8 @@ from keras_hvd.world.rendezvous.nodes import Share
 
 
 def prepare(folder: Path, options: Options) -> None:
-    """Writes what the ranks need in the folder of their recording."""
-    # Imported only by those who record: it takes NumPy.
+    """Writes the files that the ranks need into the folder of their recording."""
+    # Imported only for a recording: it takes NumPy.
     from keras_hvd.recording import files, rank_records
 
     rank_records.create(folder / files.RANKS, options.ranks)
@@ -33,7 +33,7 @@ class Recorded:
 
     Args:
         options: those of `khvdrun`.
-        report: where the report goes; None for none.
+        report: the file for the report; None for none.
 
     Raises:
         OSError: the folder cannot be made, or the port of `--status` is taken.
@@ -43,7 +43,7 @@ class Recorded:
         self._report = report
         port = options.status_port
         self.listener = None if port is None else Listener(port)
-        """Where `--status` is served; None if it is not."""
+        """The listener for `--status`; None without that option."""
         if self._report is None:
             self.folder = Path(tempfile.mkdtemp(prefix="khvdrun-status-"))
         else:
@@ -57,7 +57,7 @@ class Recorded:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the ranks are told."""
+        """The additions to the ranks' environment."""
         return {"KERAS_HVD_REPORT": str(self.folder)}
 
     def finish(self, ended: str, warnings: Iterable[tuple[float, str]]) -> str:
@@ -66,7 +66,7 @@ class Recorded:
         Args:
             ended: how the job ended, as a clause after "The job"; "" if no rank was
                 started.
-            warnings: what the ranks' engines said, and when (`time.time`).
+            warnings: warnings of the ranks' engines, with their times (`time.time`).
 
         Returns:
             A line about the report; "" for none.
@@ -95,7 +95,7 @@ class Recorded:
                 "no report: rank 0 did not come as far as keras_hvd.init(), or has "
                 "said why it records nothing"
             )
-        # Whatever it is, the job's own end must be told.
+        # Whatever the error, the job's own end must be reported.
         except Exception as error:  # noqa: BLE001
             return (
                 f"the report cannot be written to {str(self._report)!r} "
@@ -105,9 +105,9 @@ class Recorded:
         return f"the report is in {str(self._report)!r}"
 
     def left(self) -> str:
-        """Says where the recording is if no report was made of it; "" if there is none.
+        """Tells where the recording is if it has not become a report; "" if it is gone.
 
-        That of `--status` alone is removed.
+        A recording for `--status` alone is removed.
         """
         if self._report is None:
             self._remove()
@@ -123,7 +123,7 @@ class Recorded:
 
 
 def wanted(options: Options, share: Share) -> Recorded | None:
-    """The recording that this host makes, if any: a report is rank 0's host's.
+    """The recording of this host, if any: only rank 0's host makes a report.
 
     Raises OSError as `Recorded` does.
     """
@@ -134,11 +134,11 @@ def wanted(options: Options, share: Share) -> Recorded | None:
 
 
 def what_failed(error: OSError, options: Options) -> str:
-    """Says why there can be no recording.
+    """Explains why there can be no recording.
 
     Args:
-        error: what `wanted` raised.
-        options: those that it was given.
+        error: the error of `wanted`.
+        options: the options given to it.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Which rank failed first, how it ended, and what it last wrote."""
+"""The rank that failed first, how it ended, and its last lines."""
 
 import os
 import re
@@ -10,22 +10,22 @@ from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.output import is_of_tensorflows_start
 from keras_hvd.launch.rank import Rank
 
-# What a rank writes when it ends because another rank ended.
+# The text of a rank that ends because another rank ended.
 _BLAMES_A_PEER = re.compile(
     r"RankFailedError|AbortedError|The job cannot go on"
     # The engine's own message, for scripts that catch the error.
     r"|keras_hvd \[rank \d{1,10}\] error: rank \d{1,10} \(pid "
 )
 
-# "ValueError: ...", "keras_hvd [rank 0] error: ...", "... E0000 00:00:...". What reads
-# lines of ranks begins with a word of its own, and repeats nothing without a bound:
-# otherwise it may take a time that grows with the square of a line's length.
+# "ValueError: ...", "keras_hvd [rank 0] error: ...", "... E0000 00:00:...". Patterns
+# that read lines of ranks begin with a word of their own, and repeat nothing without a
+# bound. Otherwise the time may grow with the square of a line's length.
 _TELLS_OF_ERROR = re.compile(r"(?:Error|Exception|Interrupt)\b|\berror: ")
 
-# What a rank raises that has not met the others.
+# The error of a rank that has not met the others.
 _DID_NOT_MEET = "keras_hvd.exceptions.RendezvousError: "
 
-# How khvdrun ends ranks.
+# The signals with which khvdrun ends ranks.
 _LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
 
 _PEER_PROCESS = re.compile(r"rank \d{1,10} \(pid (\d{1,10}) on ")
@@ -45,7 +45,7 @@ def first_failure(ranks: Sequence[Rank]) -> Rank | None:
 
 
 def blames_a_peer(lines: Iterable[str]) -> bool:
-    """Whether these last lines of a rank say that it ended because a peer did.
+    """Whether these last lines of a rank blame its end on a peer.
 
     Example:
 
@@ -64,9 +64,9 @@ def exit_code(rank: Rank) -> int:
 
 
 def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
-    """Says how a rank ended, as a clause that follows its name.
+    """Describes how a rank ended, as a clause that follows its name.
 
-    `memory` tells whether the kernel killed it; None if it is clear who did.
+    `memory` tells whether the kernel killed it; None if the cause is clear.
     """
     code = os.waitstatus_to_exitcode(_status(rank))
     if code >= 0:
@@ -94,7 +94,7 @@ def last_error(rank: Rank) -> str:
 
 
 def before_it_met(rank: Rank) -> str:
-    """Why a rank that has failed will not meet the others, for other hosts."""
+    """Explains why a rank that has failed will not meet the others, for other hosts."""
     said = last_error(rank)
     return (
         f"rank {rank.number} on {socket.gethostname()} (process {rank.process}) "
@@ -154,7 +154,7 @@ def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
 
 
 def _processes_in(lines: Iterable[str]) -> set[int]:
-    """The processes of ranks that lines name."""
+    """The processes of the ranks that the lines name."""
     return {int(each) for line in lines for each in _PEER_PROCESS.findall(line)}
 
 

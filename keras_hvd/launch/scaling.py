@@ -1,8 +1,8 @@
 """`khvdrun --scaling`: how fast a script trains on several numbers of ranks.
 
 Each job is ended after some steps. Ranks share the cores and the memory of a machine,
-so beside each job its copies are measured: the same ranks, which wait for each other in
-each step, and reduce nothing. Their speed is what the machine allows.
+so the copies of each job are measured too. These are the same ranks, which wait for
+each other in each step and reduce nothing. Their speed is what the machine allows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from keras_hvd.report.speeds import Speed, Speeds
 
 # The first steps compile, and fill caches.
 _LEFT_OUT = 10
-# So short a time says little on a machine that does something else as well.
+# A shorter time says little on a machine that also does other work.
 _LEAST_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
 
@@ -50,7 +50,7 @@ def run(options: Options) -> int:
         0; the exit code of the first job that failed; 1 if a job made too few steps;
         130 after Ctrl-C.
     """
-    # What a job leaves behind becomes this process' own.
+    # Processes that a job leaves behind become children of this process.
     processes.adopt_orphans()
     print(
         f"khvdrun: each job is ended after {_LEFT_OUT + options.steps} steps or "
@@ -129,7 +129,7 @@ def _run_until(job: Options, output: Path, folder: Path) -> int:
 
 
 def _be_launched(launcher: int, job: Options, output: Path) -> None:
-    """Is the guardian of a job from now on, and never returns."""
+    """Becomes the guardian of a job, and never returns."""
     code = CANNOT_START
     try:
         processes.die_with_parent(launcher)
@@ -145,7 +145,7 @@ def _be_launched(launcher: int, job: Options, output: Path) -> None:
 
 
 def _end_everything() -> None:
-    """Waits for what a job has left, which is being killed."""
+    """Waits for leftovers of a job, which are being killed."""
     has_children = True
     while has_children:
         processes.signal_descendants(signal.SIGKILL)
@@ -156,7 +156,7 @@ def _end_everything() -> None:
 
 
 def _recorded(folder: Path) -> JobRecord | None:
-    """What is recorded so far, if anything."""
+    """The recording so far, if any."""
     try:
         return recording.read(folder)
     except recording.NotARecordingError:
@@ -204,10 +204,11 @@ def _speed_of(record: JobRecord) -> Speed:
     counts = _that_count(times)
     steps = times.steps[counts]
     each = (times.end - times.begin)[counts] / steps
-    # Keras' counts come a few times a second, so those of a single step are a guess.
+    # Keras' counts come a few times a second, so the counts of a single step are a
+    # guess.
     known = np.isfinite(times.samples)
     samples = times.samples[known].sum() / max(times.steps[known].sum(), 1)
-    # Those of steps that were not recorded are among them.
+    # The samples of steps that were not recorded are included.
     samples *= not record.left_out
     return Speed(
         record.size,

@@ -1,8 +1,8 @@
-"""Whether the ranks have trained separately, since none has joined the job.
+"""Detects ranks that have trained separately, since none has joined the job.
 
-A script may know nothing of keras_hvd. That a process runs TensorFlow is seen in what
-it has mapped, when it writes something: TensorFlow itself writes as soon as it
-computes. Pauses between two looks become longer and longer.
+A script may know nothing of keras_hvd. A rank's mapped files show whether it runs
+TensorFlow. They are looked at when it writes something: TensorFlow itself writes as
+soon as it computes. Pauses between two looks become longer and longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TENSORFLOW = b"/libtensorflow_"
 
 
 class SeparateTrainings:
-    """What is known of the ranks that this `khvdrun` starts.
+    """Watches for separate trainings in the ranks that this `khvdrun` starts.
 
     Example:
 
@@ -36,7 +36,7 @@ class SeparateTrainings:
         self._look_at = 0.0
 
     def look(self) -> None:
-        """Looks whether a rank, which has just written something, runs TensorFlow."""
+        """Checks whether a rank, which has just written something, runs TensorFlow."""
         is_known = self._trains or self._size == 1
         if is_known or time.monotonic() < self._look_at:
             return
@@ -45,7 +45,7 @@ class SeparateTrainings:
         self._pause *= 2
 
     def warning(self) -> str:
-        """What to say at the end of a job that no rank has joined; may be empty."""
+        """The warning at the end of a job that no rank has joined; "" for none."""
         if not (self._trains and self._is_first):
             return ""
         return (
@@ -59,5 +59,5 @@ def _runs_tensorflow(process: int) -> bool:
         with open(f"/proc/{process}/maps", "rb") as maps:
             return _TENSORFLOW in maps.read()
     except OSError:
-        # It has ended, or is of another user.
+        # It has ended, or belongs to another user.
         return False

@@ -1,4 +1,4 @@
-"""Which ranks of a job this `khvdrun` starts, and what they are told."""
+"""The ranks of a job that this `khvdrun` starts, and their variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIX = "KERAS_HVD_"
 # Not for ranks of a job on one host, though khvdrun's own environment may have them.
 _OF_SEVERAL_HOSTS = {_PREFIX + "RENDEZVOUS", secret.VARIABLE, secret.FILE_VARIABLE}
 
-# These follow when the ranks meet.
+# These variables follow when the ranks meet.
 _OF_ONE_HOST = {_PREFIX + "CROSS_RANK", _PREFIX + "CROSS_SIZE"}
 
 
@@ -47,7 +47,7 @@ def environment_of(
 ) -> dict[str, str]:
     """The variables of the rank that this host starts as its `number`th, from 0.
 
-    `given` are those that all ranks get.
+    `given` are the variables that all ranks get.
 
     Example:
 
@@ -89,7 +89,7 @@ def of_horovod(place: Mapping[str, int]) -> dict[str, str]:
 
 
 def _cross(number: int, share: Share, options: Options) -> dict[str, int]:
-    """This host's number among those that start a rank of this local rank."""
+    """This host's number among the hosts that have a rank of this local rank."""
     if options.node is None:
         return {"CROSS_RANK": 0, "CROSS_SIZE": 1}
     have_it = [count > number for count in share.counts]
@@ -102,7 +102,8 @@ def _cross(number: int, share: Share, options: Options) -> dict[str, int]:
 def check_size(size: int, environment: Mapping[str, str]) -> None:
     """Checks a job's size against the one that the user requires.
 
-    Raises ValueError. A rank's own, in whose script `khvdrun` runs, is of its job only.
+    Raises ValueError. The variable of a rank in whose script `khvdrun` runs is for that
+    rank's own job only.
 
     Example:
 

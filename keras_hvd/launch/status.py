@@ -1,8 +1,7 @@
-"""How far each rank is, over HTTP on this host alone: `khvdrun --status PORT`.
+"""Serves the ranks' progress over HTTP, on this host alone: `khvdrun --status PORT`.
 
-`/status` has it in JSON, `/metrics` in Prometheus' text format. Threads of their own
-serve it, as many as `_CONNECTIONS` and none for long, so nobody who asks can delay the
-job or outlive it.
+`/status` has it in JSON, `/metrics` in Prometheus' text format. At most `_CONNECTIONS`
+threads serve it, none for long, so no client can delay the job or outlive it.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-# More at a time are turned away.
+# Further connections are turned away.
 _CONNECTIONS = 8
 # For a whole connection, however slow the client is.
 _SECONDS = 5.0
 
 _ADDRESS = "127.0.0.1"
 
-# By other names a page of the web could have a browser here ask, and read the answer.
+# Under other names, a page of the web could make a browser here ask, and read the
+# answer.
 _NAMES = _ADDRESS, "localhost"
 
 
 @dataclass
 class RankEnd:
-    """What `khvdrun` knows of a rank of its host."""
+    """A rank of this host, as `khvdrun` knows it."""
 
     rank: int
     state: str
@@ -44,12 +44,12 @@ class RankEnd:
 
 
 class Status:
-    """What there is to say of a job.
+    """The state of a job.
 
     Args:
         folder: the recording of this host's ranks.
         size: the number of all ranks.
-        ends: says what `khvdrun` knows of this host's ranks, from any thread.
+        ends: returns this host's ranks; callable from any thread.
     """
 
     def __init__(self, folder: Path, size: int, ends: Callable[[], list[RankEnd]]):
@@ -58,7 +58,7 @@ class Status:
         self._ends = ends
 
     def read(self) -> dict[str, Any]:
-        """The job's state: what JSON can hold, with None for what is not known."""
+        """The job's state as JSON values, with None for unknown ones."""
         from keras_hvd.recording import files, rank_records
         from keras_hvd.report import recording
 
@@ -198,7 +198,7 @@ class Listener:
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    # Who is turned away must first be met.
+    # A client must be accepted before it is turned away.
     request_queue_size = 128
     status: Status
 
@@ -228,7 +228,7 @@ class _Server(http.server.ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: it is the client's trouble, who may send anything."""
+        """Says nothing: it is the trouble of the client, which may send anything."""
 
 
 def _end(connection: socket.socket) -> None:
@@ -268,7 +268,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _is_for_this_host(self) -> bool:
         hosts = self.headers.get_all("Host", [])
-        # Only programs leave it out.
+        # Browsers send it; only programs leave it out.
         return all(one.partition(":")[0].strip().lower() in _NAMES for one in hosts)
 
     def log_message(self, format: str, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the values of options mean. Each function raises ArgumentTypeError, with why."""
+"""Parsers of the options' values. Each raises ArgumentTypeError, with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST_PORT = 2**16 - 1
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """One of these words.
+    """A parser for one of these words.
 
     Example:
 
@@ -33,12 +33,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A number from the least one on."""
+    """A parser for whole numbers from `least` on."""
     return lambda text: int(whole_text(least)(text))
 
 
 def whole_text(least: int) -> Callable[[str], str]:
-    """The same as text, for a variable."""
+    """Like `whole`, with the number as text, for a variable."""
 
     def parse(text: str) -> str:
         if not (text.isascii() and text.isdecimal()) or int(text) < least:
@@ -49,7 +49,7 @@ def whole_text(least: int) -> Callable[[str], str]:
 
 
 def rank_count(text: str) -> int:
-    """A number of processes."""
+    """Parses a number of processes."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise ArgumentTypeError(
             f"{text!r} is not a number of processes: give 1 or more"
@@ -58,7 +58,7 @@ def rank_count(text: str) -> int:
 
 
 def rank_counts(text: str) -> tuple[int, ...]:
-    """Several of them, to be compared."""
+    """Parses several numbers of processes, to be compared."""
     counts = tuple(sorted({rank_count(each) for each in text.split(",")}))
     if counts == (1,):
         raise ArgumentTypeError("one rank has nothing to be compared with")
@@ -66,7 +66,7 @@ def rank_counts(text: str) -> tuple[int, ...]:
 
 
 def port(least: int) -> Callable[[str], int]:
-    """A port from the least one on."""
+    """A parser for ports from `least` on."""
 
     def parse(text: str) -> int:
         number = whole(least)(text)
@@ -78,7 +78,7 @@ def port(least: int) -> Callable[[str], int]:
 
 
 def rendezvous(text: str) -> str:
-    """HOST:PORT."""
+    """Parses HOST:PORT."""
     try:
         address.parse(text)
     except ValueError as error:
@@ -87,7 +87,7 @@ def rendezvous(text: str) -> str:
 
 
 def interfaces(text: str) -> str:
-    """Names of network interfaces, for a variable."""
+    """Parses names of network interfaces, for a variable."""
     try:
         settings.network_interfaces({"KERAS_HVD_NETWORK_INTERFACES": text})
     except ValueError:
@@ -98,18 +98,18 @@ def interfaces(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds from 0."""
+    """Parses a number of seconds, from 0."""
     return _from_0(text, "seconds")
 
 
 def seconds_text(text: str) -> str:
-    """The same as text, for a variable."""
+    """Like `seconds`, as text for a variable."""
     seconds(text)
     return text.strip()
 
 
 def mebibytes(text: str) -> str:
-    """A number of MiB, in bytes, for a variable."""
+    """Converts a number of MiB to bytes, for a variable."""
     return str(int(_from_0(text, "MiB") * 2**20))
 
 
@@ -125,7 +125,7 @@ def _from_0(text: str, what: str) -> float:
 
 
 def log_level(text: str) -> str:
-    """A level of `KERAS_HVD_LOG_LEVEL`."""
+    """Parses a level of `KERAS_HVD_LOG_LEVEL`."""
     if text.lower() not in settings.LOG_LEVELS:
         known = ", ".join(settings.LOG_LEVELS)
         raise ArgumentTypeError(f"{text!r} is not one of {known}")
@@ -133,7 +133,7 @@ def log_level(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """What a shell would make of it."""
+    """Splits the text into words, as a shell would."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -141,13 +141,13 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def file_to_write(text: str) -> str:
-    """The absolute path of a file that a rank is to write."""
+    """The absolute path of a file that a rank will write."""
     path = Path(text)
     return _writable(path, lambda: path if path.exists() else path.parent)
 
 
 def file_to_replace(text: str) -> str:
-    """The same of one that is replaced: that takes the right to write in its folder."""
+    """Like `file_to_write`, for a file to be replaced: its folder must be writable."""
     path = Path(text)
     return _writable(path, lambda: path.parent)
 

@@ -82,7 +82,7 @@ def distribute(
 
 
 def changes() -> int:
-    """How often this process has changed how some optimizer reduces.
+    """Returns how often this process has changed some optimizer's reduction.
 
     >>> changes() >= 0
     True
@@ -91,7 +91,7 @@ def changes() -> int:
 
 
 def held_by_traces(optimizer: Any) -> tuple[Any, ...]:
-    """What a traced step holds of how an optimizer reduces.
+    """The facts about an optimizer's reduction that a traced step holds.
 
     >>> import keras
     >>> held_by_traces(keras.optimizers.SGD()) == held_by_traces(keras.optimizers.SGD())
@@ -223,7 +223,8 @@ class _OfDistributed(UpdateHook):
             reduction = self.reduction_of(optimizer)
             if reduction is not None:
                 framework.current_strategy.require_none(optimizer)
-            # Also on a rank that reduces nothing: in a broadcast all ranks take part.
+            # Also on a rank that reduces nothing, because all ranks take part in a
+            # broadcast.
             _run_before_first_update(optimizer, variables)
             if reduction is not None:
                 local = local_variables([optimizer], variables)
@@ -353,7 +354,7 @@ def _require_same_settings(optimizer: Any, settings: Settings) -> None:
 
 
 def _reduction_of(optimizer: Any) -> GradientReduction | None:
-    """How the optimizers inside a `LossScaleOptimizer` reduce; None if they do not."""
+    """The reduction in a `LossScaleOptimizer`; None if its optimizers do not reduce."""
     if not is_distributed(optimizer):
         return None
     leaf = (leaf_optimizers(optimizer) or [optimizer])[0]

@@ -27,10 +27,10 @@ def load_model(
     """Loads a model with `keras.models.load_model` and distributes its optimizer.
 
     The optimizer keeps its saved state, whether or not it was distributed when saved.
-    Of an `.h5` file, Keras 3 loads an optimizer that cannot go on training.
+    From an `.h5` file, Keras 3 loads an optimizer that cannot go on training.
 
     Args:
-        filepath: where the model was saved.
+        filepath: the saved model.
         custom_optimizers: optimizer classes that the file refers to by name.
         custom_objects: other classes and functions by name, as for Keras.
         compression: as for `DistributedOptimizer`.

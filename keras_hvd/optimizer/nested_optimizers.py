@@ -11,7 +11,7 @@ from keras_hvd.backends.variables import leaves_of
 
 
 def inner_optimizers(optimizer: Any) -> list[keras.optimizers.Optimizer] | None:
-    """The optimizers to which one delegates its updates; None if it does them itself.
+    """The optimizers to which one delegates updates; None if it does them itself.
 
     The list is empty until a `MultiOptimizer` has chosen its optimizers.
 

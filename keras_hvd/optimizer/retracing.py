@@ -28,7 +28,7 @@ def trace_anew_in_another_job(model: keras.Model) -> None:
     False
     """
     place = _place()
-    # What was traced without a callback, in the process' only job, was traced in this.
+    # If this is the process' only job, functions without a record were traced in it.
     unknown = place if basics.epoch().number == 1 else None
     if vars(model).get(_TRACED_FOR, unknown) != place:
         for function in _FUNCTIONS:

@@ -1,9 +1,9 @@
 """Checks that the step which Keras runs for a model reduces its gradients.
 
-Keras keeps a model's step once it is traced. What was distributed afterwards, or made
-local, has no effect on it. So before Keras runs a step again, it is made anew if the
-optimizer has changed since. And while a step is traced, or first runs, what it reduces
-is counted: what was configured does not tell what a step does.
+Keras keeps a model's step once it is traced. An optimizer distributed afterwards, or a
+variable made local, has no effect on it. So before Keras runs a step again, it is made
+anew if the optimizer has changed since. While a step is traced, or first runs, its
+reductions are counted: the configuration does not tell what a step does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from keras_hvd.optimizer.nested_optimizers import (
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 
 STANDS_FOR = "_keras_hvd_stands_for"
-"""An attribute of what stands for a model's step for a while: the step itself."""
+"""An attribute of a stand-in for a model's step: the step itself."""
 
 # Attributes of a model, which Keras must not track.
 _STEP = "_keras_hvd_step"
@@ -38,10 +38,10 @@ _REFUSES = "_keras_hvd_refuses"
 
 @dataclasses.dataclass
 class _Step:
-    """What Keras runs for a model, and what is known of it."""
+    """The function that Keras runs for a model, and the facts about it."""
 
     function: Callable[..., Any]
-    # What the model's optimizers were when it was made; and in short.
+    # The model's optimizers when it was made, in full and in short.
     optimizers: list[Any]
     changes: tuple[Any, ...]
     # Whether its gradients are reduced; None until that is known.
@@ -89,7 +89,7 @@ def _trace_anew_before(name: str) -> None:
 def require_reducing(model: keras.Model) -> None:
     """Raises RuntimeError if a model does not train on all ranks, now or in its step.
 
-    What its own `train_step` reduces is known only once that has been traced.
+    The reductions of its own `train_step` are known only once that has been traced.
 
     Example:
 
@@ -134,7 +134,7 @@ def require_distributed(model: keras.Model) -> None:
 def _watch(
     model: keras.Model, make: Callable[..., Any], force: bool = False
 ) -> Callable[..., Any] | None:
-    """Has a model's step made, or made anew, and looks at its first run."""
+    """Makes a model's step, or makes it anew, and watches its first run."""
     step = _step_of(model)
     if step is None:
         is_stale = model.train_function is not None
@@ -152,7 +152,7 @@ def _watch(
 
 
 def _step_of(model: keras.Model) -> _Step | None:
-    """What is known of a model's present step."""
+    """The facts about a model's present step."""
     function = getattr(model.train_function, STANDS_FOR, model.train_function)
     if isinstance(function, _FirstRun):
         return function.step
@@ -161,7 +161,7 @@ def _step_of(model: keras.Model) -> _Step | None:
 
 
 def _has_changed(model: keras.Model, step: _Step) -> bool:
-    """Whether the optimizers are others than when a step was made."""
+    """Whether the optimizers have changed since a step was made."""
     changes = _changes(model)
     if step.changes == changes:
         return False
@@ -170,7 +170,7 @@ def _has_changed(model: keras.Model, step: _Step) -> bool:
 
 
 def _changes(model: keras.Model) -> tuple[Any, ...]:
-    """Differs if the model's optimizers may have changed; quick to get."""
+    """A value that differs if the model's optimizers may have changed; quick to get."""
     return distributed_class.changes(), type(model.optimizer)
 
 
@@ -179,7 +179,7 @@ def _optimizers(model: keras.Model) -> list[Any]:
 
 
 class _FirstRun:
-    """Stands for a model's step until its first run, and looks at what this reduces."""
+    """Stands for a model's step until its first run, and watches its reductions."""
 
     def __init__(self, model: keras.Model, step: _Step):
         self._model = model
@@ -215,7 +215,7 @@ def _tensors_sent() -> int:
 
 
 def _state(model: keras.Model) -> tuple[Any, ...]:
-    """Differs after an update. In Keras' own step, its optimizer counts them."""
+    """Values that an update changes. In Keras' own step, its optimizer counts them."""
     # Variables, also of any tf.distribute strategy; tensors where gradients accumulate.
     iterations = [leaf.iterations for leaf in model_leaf_optimizers(model)]
     updates = [int(keras.ops.cast(each, "int64")) for each in iterations]
@@ -280,10 +280,10 @@ def _is_known_later(model: keras.Model) -> bool:
 
 @dataclasses.dataclass
 class _Trainings:
-    """What this process has trained."""
+    """The trainings of this process."""
 
     together: bool = False
-    # What to say of the first model that this rank has trained by itself.
+    # The warning about the first model that this rank has trained by itself.
     alone: str = ""
 
 
@@ -329,7 +329,7 @@ def _remedy(model: keras.Model) -> str:
 
 
 def _warn_of_separate_trainings() -> None:
-    """When Python ends: warns if ranks that could train together never did."""
+    """At Python's end, warns if ranks that could train together never did."""
     if not _trainings.alone or _trainings.together or hasattr(sys, "last_value"):
         return
     if not framework.reductions.handed_over():

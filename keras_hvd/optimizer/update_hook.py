@@ -24,8 +24,8 @@ class UpdateHook:
     """Makes every update of an optimizer reduce all of its gradients, or raises.
 
     Its `replacements` wrap methods of Keras: those of one distributed optimizer, or
-    those of all optimizers under a strategy. A subclass defines how gradients are
-    reduced.
+    those of all optimizers under a strategy. A subclass defines the reduction of
+    gradients.
 
     Example:
 
@@ -50,7 +50,7 @@ class UpdateHook:
         self._has_to_apply: set[int] = set()
 
     def replacements(self) -> dict[str, Callable[..., Any]]:
-        """By method name: functions that take the plain method and its arguments."""
+        """Functions that take the plain method and its arguments, by method name."""
         return {
             "apply_gradients": self.apply_gradients,
             "apply": self.apply,
@@ -66,13 +66,13 @@ class UpdateHook:
         }
 
     def reduction_of(self, optimizer: Any) -> GradientReduction | None:
-        """How gradients are reduced; None if there is no other rank to reduce with."""
+        """The reduction of gradients; None if there is no other rank to reduce with."""
         raise NotImplementedError
 
     def terms(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> tuple[str, Collection[int], str]:
-        """The name prefix, local variables, and what else all ranks must agree on."""
+        """The name prefix, local variables, and a text that all ranks must agree on."""
         del variables
         reduction = self.reduction_of(optimizer)
         assert reduction is not None, "there is nothing to name"
@@ -204,7 +204,7 @@ def _method(plain: Callable[..., Any], replacement: Callable[..., Any]) -> Calla
         return replacement(plain, self, *args, **kwargs)
 
     functools.update_wrapper(method, plain, updated=())
-    # With it, AutoGraph would treat this as user code and convert what it calls.
+    # With it, AutoGraph would treat this as user code and convert its calls.
     del vars(method)["__wrapped__"]
     return method
 

@@ -1,4 +1,4 @@
-"""The speed of allreduces with nothing beside them, to compare a job's own with."""
+"""Measures the speed of allreduces with nothing beside them, to compare a job's."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 
 from keras_hvd.job.host_allreduce import MAX, HostAllreduce, over_ranks
 
-# Optimizers have gradients travel in buckets of about as much.
+# Optimizers send gradients in buckets of about this size.
 _LARGEST = 4 << 20
 _SMALLEST = 64 << 10
 _GROWTH = 4
-# As gradients, what is reduced comes out of the memory and not out of a cache.
+# Like gradients, the numbers come out of the memory and not out of a cache.
 _PLACES = 4
 _SECONDS = 0.3
 _MOST_CALLS = 40
 
 
 def measure() -> float:
-    """Measures how many bytes of a tensor pass in a second; all ranks call it at once.
+    """Measures the bytes of a tensor that pass in a second; all ranks call it at once.
 
     It takes up to about a third of a second, in which slow links carry smaller tensors.
 
@@ -52,7 +52,7 @@ def measure() -> float:
 
 
 def _allreduces(memory: int, size: int) -> Iterator[float]:
-    """Reduces one place after the other, and gives the seconds that each takes."""
+    """Reduces one place after the other, and yields the seconds of each."""
     places = [
         HostAllreduce(f"keras_hvd/report/{size}", memory + number * _LARGEST, size)
         for number in range(_PLACES)
@@ -62,5 +62,5 @@ def _allreduces(memory: int, size: int) -> Iterator[float]:
 
 
 def _of_slowest(seconds: float) -> float:
-    """The longest time of all ranks, which so make the same number of calls."""
+    """The longest time of all ranks, so that all make the same number of calls."""
     return over_ranks("keras_hvd/report/agree", seconds, MAX)

@@ -1,6 +1,6 @@
 """The facts of a job besides its times: settings, versions, and its ranks.
 
-Rank 0 writes them to a file of its recording when it has joined the job.
+Rank 0 writes them to a file of its recording once it has joined the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DISTRIBUTIONS = {
     "NCCL": ("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }
 _PREFIXES = "KERAS_HVD_", "HOROVOD_"
-# A rank's place, which it is told, is no setting, and a secret stays one.
+# A rank's place, which launchers set, is no setting. A secret stays one.
 _LEFT_OUT = (
     *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("JOB", "REPORT", "RENDEZVOUS", "REQUIRE_SIZE"),
@@ -66,7 +66,7 @@ def write(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The facts that were written, or {} if they are not there, or not complete."""
+    """The facts that were written; {} if they are missing or incomplete."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

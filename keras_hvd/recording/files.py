@@ -1,4 +1,4 @@
-"""The files in the folder of a recording: their names, and who writes each."""
+"""The files in the folder of a recording: their names, and their writers."""
 
 import errno
 import os
@@ -8,22 +8,22 @@ from pathlib import Path
 _NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 TIMES = "times"
-"""Rank 0's engine: where the time went."""
+"""Rank 0's engine: the times of the job."""
 
 RANKS = "ranks"
-"""Each rank of a host: how far it is."""
+"""Each rank of a host: its progress."""
 
 SERIES = "series"
 """Rank 0: samples and loss over time."""
 
 FACTS = "facts.json"
-"""Rank 0: settings, versions, and who takes part."""
+"""Rank 0: settings, versions, and the members of the job."""
 
 COMMAND = "command"
-"""`khvdrun`: what it runs."""
+"""`khvdrun`: its command."""
 
 SCALING = "scaling"
-"""`khvdrun --scaling`: what the job is for, "train" or "meet"."""
+"""`khvdrun --scaling`: the purpose of the job, "train" or "meet"."""
 
 HOST = "host"
 """`khvdrun`: the name of the host that it made the recording on."""
@@ -50,8 +50,8 @@ def is_of_this_host(folder: str) -> bool:
 def is_full(error: Exception) -> bool:
     """Whether an error says that there is no room, on a disk or within a limit.
 
-    What is only written about a job does not end it then. The engine's errors have the
-    system's words.
+    A job does not end because of an error in writing about it. The engine's errors have
+    the system's words.
 
     Example:
 

@@ -1,7 +1,7 @@
 """A record of each rank of a host and its training, in a file that all of them map.
 
 A rank writes its own record and never waits. `khvdrun` makes the file, and reads it
-while the job runs and after its end, however that came.
+while the job runs and after its end, even after a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIES = 100
 
 @dataclasses.dataclass
 class RankRecord:
-    """A rank, and how far it is."""
+    """A rank, and its progress."""
 
     rank: int
     process: int

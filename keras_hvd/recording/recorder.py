@@ -19,7 +19,7 @@ class Recorder:
     Args:
         folder: the recording, which `khvdrun` has made on each host.
         place: this rank's number among those of its host.
-        record: what is known of it.
+        record: the first version of its record.
     """
 
     def __init__(self, folder: Path, place: int, record: RankRecord):
@@ -37,7 +37,7 @@ class Recorder:
         self.write()
 
     def write(self) -> None:
-        """Passes `record` on."""
+        """Writes `record` to the file."""
         self._records.write(self.record)
 
 
@@ -45,24 +45,24 @@ _recorder: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """This rank's recorder; None if nothing is recorded of the job that it is in.
+    """This rank's recorder; None if the present job is not recorded.
 
     Example:
 
     >>> current() is None
     True
     """
-    # A part of the processes may form another job, of which there is no recording.
+    # Some of the processes may form another job, which is not recorded.
     if _recorder is None or _recorder.epoch != basics.epoch():
         return None
     return _recorder
 
 
 def scaling() -> str:
-    """Which job of `khvdrun --scaling` this is, "train" or "meet"; "" for none.
+    """The kind of this job of `khvdrun --scaling`, "train" or "meet"; "" for none.
 
-    It is in the recording, and no variable: one that is left behind would have a later
-    job reduce nothing.
+    It is in the recording and not in a variable: a variable that is left behind would
+    make a later job reduce nothing.
 
     Example:
 
@@ -90,7 +90,7 @@ def start(
         place: its number on its host.
         table: each rank's host and process, if they have met; empty if all are on this
             host.
-        capacity: what `capacity.measure` found.
+        capacity: the result of `capacity.measure`.
 
     Raises:
         OSError: it cannot write to the folder.

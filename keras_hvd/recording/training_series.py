@@ -1,8 +1,8 @@
 """Samples and loss over time: a mapped file of fixed size, which rank 0 writes.
 
 When the file is full, every second point is left out, and from then on points are twice
-as far apart. The points are copied to a second table first, which then takes the place
-of the first, so a reader never meets half of that.
+as far apart. The points are copied to a second table first. It then takes the place of
+the first, so a reader never meets a half-done change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POINTS = 4096
 
 _MOST_OFTEN_SECONDS = 0.2
 _COLUMNS = 5
-# Which table is in use; how many points each has.
+# The table in use, and the number of points in each.
 _HEADER = 3
 _NUMBERS = _HEADER + 2 * POINTS * _COLUMNS
 
@@ -44,7 +44,7 @@ class TrainingSeries:
         self._last = -np.inf
 
     def is_due(self, time: float) -> bool:
-        """Whether a point at this time would be kept: it is not too soon."""
+        """Whether a point at this time would be kept, because it is late enough."""
         return time - self._last >= self._apart
 
     def add(

@@ -1,1 +1,1 @@
-"""The report of a job: one page that shows what it did, and what held it back."""
+"""The report of a job: one page that shows its work, and the limits of its speed."""

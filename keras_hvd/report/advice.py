@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from keras_hvd.report.record import JobRecord
 
-# Shares of the time below which nothing is worth a word.
+# Shares of the time below which nothing is worth mentioning.
 _MUCH, _LITTLE = 0.1, 0.03
-# Shares of what the links or the memory can pass: from here on they are the limit;
-# below, something else is.
+# Shares of the capacity of links or memory. From the first on, they are the limit;
+# below the second, something else is.
 _FULL, _IDLE = 0.7, 0.4
 
 
 def advice(record: JobRecord) -> list[str]:
-    """Says what held the job back, with the figures, the largest first.
+    """Names the obstacles to the job's speed, with figures, the largest first.
 
     Args:
-        record: What the job did.
+        record: The job's record.
 
     Returns:
         Sentences, at least one.

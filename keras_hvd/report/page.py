@@ -15,11 +15,11 @@ import numpy as np
 from keras_hvd.report.advice import advice, percent
 from keras_hvd.report.record import Intervals, JobRecord, Rates, Tensor
 
-# Drawn where the page's own color belongs, which follows light and dark.
+# Drawn in place of the page's own color, which follows light and dark.
 _TEXT = "#010203"
 COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
 _MOST_TENSORS = 20
-# How many stretches a picture can show.
+# The number of stretches that a picture can show.
 _MOST_DRAWN = 512
 
 _STYLE = """
@@ -48,7 +48,7 @@ def write(record: JobRecord, path: str) -> None:
     """Writes the report of a job.
 
     Args:
-        record: What the job did.
+        record: The job's record.
         path: The file, which is replaced.
 
     Raises:
@@ -59,7 +59,7 @@ def write(record: JobRecord, path: str) -> None:
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """A whole page of what is between its `<main>` tags."""
+    """A whole page, from the content of its `<main>` tags."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -88,7 +88,7 @@ def _front(record: JobRecord) -> list[str]:
 
 
 def _marked(text: str) -> str:
-    """`text`, with what is between backquotes as code."""
+    """`text` as HTML, with the parts between backquotes as code."""
     return "".join(
         f"<code>{escape(part)}</code>" if place % 2 else escape(part)
         for place, part in enumerate(text.split("`"))
@@ -188,7 +188,7 @@ def _split(record: JobRecord) -> str:
 
 
 def _throughput(record: JobRecord, rates: Rates) -> str:
-    """The bytes that could pass, and those that did."""
+    """The bytes that could pass, and the bytes that did."""
     bars = [
         ("could pass", rates.possible, _COMPUTING),
         ("passed while moving", rates.moving, _MOVING),
@@ -254,7 +254,7 @@ def _heat(record: JobRecord) -> str:
 
 
 def figure(draw: Callable[[Any], None], caption: str) -> str:
-    """A picture, over time unless it says otherwise, with what is to be seen in it."""
+    """A picture with its caption; over time unless the caption says otherwise."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -307,7 +307,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
     slowest = sorted(tensors, key=lambda each: sum(each.phases), reverse=True)
     for each in slowest[:_MOST_TENSORS]:
         times = max(each.times, 1)
-        # An allgather's size is not known.
+        # The size of an allgather is not known.
         size = _bytes(each.bytes / times) if each.bytes else ""
         phases = (_seconds(phase / times) for phase in each.phases)
         rows.append((each.name, f"{each.times:,}", size, *phases))
@@ -316,7 +316,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows of cells, below their names if there are any. Of None there is nothing."""
+    """Rows of cells, below their names if there are any. None makes an empty cell."""
 
     def cell(value: object) -> str:
         return f"<td>{'' if value is None else escape(str(value))}</td>"
@@ -351,7 +351,7 @@ def _rate(number: float) -> str:
 def _in_units(number: float, base: int, units: Sequence[str]) -> str:
     *smaller, largest = units
     for unit in smaller:
-        # A number that would be rounded to it is one of the next.
+        # A number that would be rounded to `base` belongs to the next unit.
         if number < base - 0.5:
             return f"{number:.3g} {unit}"
         number /= base

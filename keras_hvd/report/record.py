@@ -14,10 +14,10 @@ class Intervals:
     """
 
     begin: np.ndarray
-    """When it began, from the beginning of what was recorded."""
+    """Its start, from the beginning of the recording."""
     end: np.ndarray
     steps: np.ndarray
-    """How many steps it has."""
+    """The number of steps in it."""
     bytes: np.ndarray
     """Bytes of the tensors that rank 0 reduced, gathered and so on."""
     moving: np.ndarray
@@ -28,7 +28,7 @@ class Intervals:
     """The part of `moving` after rank 0's last tensor of the step was submitted: no
     computation runs beside it."""
     exposed_waiting: np.ndarray
-    """The same of `waiting`."""
+    """The same part of `waiting`."""
     waits: np.ndarray
     """[stretches, ranks]: time in which the rank had submitted a tensor that another
     rank had not."""
@@ -57,7 +57,7 @@ class Tensor:
 
     @property
     def phases(self) -> tuple[float, float, float]:
-        """These three."""
+        """The phases, in their order."""
         return self.negotiating, self.queued, self.running
 
 
@@ -66,7 +66,7 @@ class Event:
     """A warning, a stall, or an end."""
 
     time: float
-    """Seconds from the beginning of what was recorded."""
+    """Seconds from the beginning of the recording."""
     kind: str
     """"warning", "stall" or "end"."""
     text: str
@@ -74,7 +74,7 @@ class Event:
 
 @dataclasses.dataclass
 class Member:
-    """A rank, and where it ran."""
+    """A rank, and its place."""
 
     rank: int
     host: str | None
@@ -96,7 +96,7 @@ class Rates:
 
     @property
     def used(self) -> float | None:
-        """The share of what is possible that passed while bytes moved."""
+        """The share of the possible rate that was reached while bytes moved."""
         return None if not self.possible else self.moving / self.possible
 
 
@@ -108,7 +108,7 @@ class JobRecord:
     begin: float
     """Seconds since the epoch at time 0."""
     seconds: float
-    """How long was recorded."""
+    """The length of the recording in seconds."""
     intervals: Intervals
     tensors: list[Tensor]
     events: list[Event]
@@ -128,7 +128,7 @@ class JobRecord:
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks were on."""
+        """The number of hosts of the ranks."""
         return len({member.host for member in self.members})
 
     @property
@@ -137,12 +137,12 @@ class JobRecord:
         return "the memory" if self.hosts == 1 else "the links between the hosts"
 
     def rates(self) -> Rates | None:
-        """How fast tensors passed; None if none of a known size were seen to."""
+        """The rates of tensors; None if no tensor of known size was seen to pass."""
         times = self.intervals
         moving = float(times.moving.sum())
         overall = float((times.end - times.begin).sum())
         passed = float(times.bytes.sum())
-        # The size of what an allgather collects is not known.
+        # The size of an allgather's result is not known.
         if min(moving, overall, passed) <= 0:
             return None
         return Rates(self.capacity, passed / moving, passed / overall)

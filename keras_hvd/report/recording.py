@@ -1,8 +1,8 @@
-"""Reads the recording of a job that `khvdrun --report` has its ranks make.
+"""Reads the recording that a job's ranks make for `khvdrun --report`.
 
-A recording is a folder. Rank 0's engine writes the times (tf_ops/timeline), rank 0 the
-samples and the facts, each rank of its host its own record, and `khvdrun` the command.
-It can be read while the job runs, and after its end, however that came.
+A recording is a folder. Rank 0's engine writes the times (tf_ops/timeline). Rank 0
+writes the samples and the facts, each rank of its host its own record, and `khvdrun`
+the command. It can be read while the job runs, and after its end, even after a crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_hvd.recording.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
 from keras_hvd.timeline import events
 
-# As RecordingFile (tf_ops/timeline/recording_file.h) lays it out.
+# The layout of RecordingFile (tf_ops/timeline/recording_file.h).
 _MAGIC = b"khvdrec1"
 _HEADER = struct.Struct("=8s6iqd10q")
 _HEADER_BYTES = 4096
@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
         path: The folder.
 
     Returns:
-        What the job did. How it ended is not known: only `khvdrun` knows that.
+        The job's record, without its end, which only `khvdrun` knows.
 
     Raises:
         NotARecordingError: This is not a recording, it has nothing yet, or it is
@@ -221,7 +221,7 @@ def _intervals(times: _Times, series: np.ndarray) -> Intervals:
 
 
 def _alone(times: _Times, series: np.ndarray) -> Intervals:
-    """Those of a job of one rank, whose engine reduces no gradients."""
+    """The intervals of a job of one rank, whose engine reduces no gradients."""
     grown = np.diff(series, axis=0)
     trained = grown[:, 4] > 0
     begin = series[:-1][trained, 0] - times.started

@@ -1,4 +1,4 @@
-"""The speeds on several numbers of ranks: a table, what follows from it, and a page."""
+"""The speeds on several numbers of ranks: a table, conclusions, and a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras_hvd.report import page
 
 # From here on there is little to win.
 _GOOD = 0.9
-# Nothing makes training so much faster than its copies.
+# Training cannot be this much faster than its copies.
 _BEYOND = 1.05
 _HEAD = "ranks", "a step", "speed", "efficiency", "machine allows", "of that"
 _WIDTHS = 5, 10, 18, 10, 14, 8
@@ -19,7 +19,7 @@ _WIDTHS = 5, 10, 18, 10, 14, 8
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How fast some ranks train.
+    """The speed of some ranks in training.
 
     Args:
         ranks: their number.
@@ -38,7 +38,7 @@ class Speeds:
     Each is compared with the copies of the first, each of its ranks alone.
 
     Args:
-        command: what ran.
+        command: the measured command.
 
     Example:
 
@@ -60,11 +60,11 @@ class Speeds:
         self._found: list[tuple[Speed, Speed]] = []
 
     def add(self, training: Speed, copies: Speed) -> str:
-        """Adds what was measured, and returns its line of the table.
+        """Adds a measurement, and returns its line of the table.
 
         Args:
             training: of ranks that reduce their gradients.
-            copies: of as many, which only wait for each other in each step.
+            copies: of as many ranks, which only wait for each other in each step.
         """
         self._found.append((training, copies))
         cells = self._cells(training, copies)
@@ -73,7 +73,7 @@ class Speeds:
     def rate(self, speed: Speed) -> float:
         """Samples in a second of all ranks; where unknown, steps of all ranks."""
         first = self._found[0][1]
-        # Ranks do as much in a step as those of the first, if nobody counts it.
+        # Without counts, ranks do as much in a step as the first ones.
         work = speed.ranks / first.ranks * (first.samples or first.ranks)
         return ((first.samples and speed.samples) or work) / speed.seconds
 

@@ -1,7 +1,7 @@
 """Reads the record of a job from timelines, instead of a recording.
 
-It adds up what the recording would have (tf_ops/timeline/recording.cc), one line of a
-file after the other, so that a file of any length takes little memory.
+It computes the sums of a recording (tf_ops/timeline/recording.cc), one line of a file
+after the other, so that a file of any length takes little memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from keras_hvd.timeline.events import NotATimelineError
 from keras_hvd.timeline.spans import Spans
 from keras_hvd.timeline.summary import MOST_NAMES, Request, Summary
 
-# How much later than a step what belongs to it may be in the file, in seconds.
+# How much later in the file, in seconds, a step's own events may come.
 _SETTLED = 0.5
 # As in the recording.
 _MOST_TENSORS, _MOST_EVENTS, _MOST_STRETCHES = 1024, 256, 2048
 # The sums that a stretch has before the waits of ranks, and the waits for them.
 _SUMS = 8
-# How many spans are kept until the steps that are over are added up.
+# The number of spans to keep before the finished steps are added up.
 _SPANS_AT_ONCE = 8192
 # A file begins with a page that has its start.
 _PAGE_BYTES = 4096
@@ -44,7 +44,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> JobRecord:
         paths: The files, in any order. The job has written one after the other.
 
     Returns:
-        What the job did while a timeline was on. The time between two files is left
+        The job's record while a timeline was on. The time between two files is left
         out.
 
     Raises:
@@ -123,7 +123,7 @@ class _Job(Summary):
         return self.last - self._begin
 
     def record(self, begin: float, files: int) -> JobRecord:
-        """All of it."""
+        """The record of all files."""
         rows = self._stretches
         sums, (waits, waited_for) = rows.T[:_SUMS], np.split(rows[:, _SUMS:], 2, axis=1)
         unknown = np.full(len(rows), np.nan)
@@ -245,7 +245,7 @@ class _Job(Summary):
             self._add_steps(self._steps[over].begin, over)
 
     def _add_steps(self, end: float, count: int | None = None) -> None:
-        """Adds the first of them, all if there is no `count`, until `end`."""
+        """Adds the first `count` steps, or all, up to `end`."""
         steps = self._steps[:count]
         del self._steps[:count]
         begins = np.array([step.begin for step in steps])
@@ -271,7 +271,7 @@ class _Job(Summary):
         )
 
     def _add_to_stretches(self, steps: np.ndarray) -> None:
-        """Merges neighbours, so that there are no more than fit."""
+        """Merges neighbours, so that the stretches do not exceed their limit."""
         numbers = self._steps_added + np.arange(len(steps))
         self._steps_added += len(steps)
         places = np.append(np.arange(len(self._stretches)), numbers // self._steps_each)

@@ -27,15 +27,15 @@ from keras_hvd.strategy.no_rows import Rows
 
 _DISTRIBUTE = "experimental_distribute_dataset"
 
-# Types of what has rows to slice.
+# Types of values with rows to slice.
 _KINDS_OF_ROWS = tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec
 
 _INFINITE = -1
 _UNKNOWN = -2
 
-# Ranks need these to agree in each step whether all have an element: the process set's
-# number, this process' rank in the job, and the job's size. Plain numbers, because they
-# are part of a TensorFlow type.
+# The numbers by which ranks agree in each step whether all have an element: the process
+# set's number, this process' rank in the job, and the job's size. Plain numbers,
+# because they are part of a TensorFlow type.
 _Agreement = tuple[int, int, int]
 
 
@@ -70,7 +70,7 @@ def distribute(
 def distribute_for_steps(
     dataset: tf.data.Dataset, process_set: ProcessSet, every_rank_has_rows: bool
 ) -> DistributedDataset:
-    """The same as `Rows` for Keras' steps, with a row even for a rank without rows.
+    """Like `distribute`, as `Rows` for Keras' steps: even a rank without rows gets one.
 
     Example:
 
@@ -98,7 +98,7 @@ def distribute_for_steps(
 
 
 def parts_for_steps(parts: DistributedDataset) -> DistributedDataset:
-    """The parts that ranks have made themselves, as `Rows` if some may have no rows.
+    """Parts that ranks have made themselves, as `Rows` if some may have no rows.
 
     There a rank without rows gets a row of zeros.
 
@@ -316,7 +316,7 @@ class InitializableIterator:
 
 
 class EagerIterator:
-    """The same in eager mode; it starts when it is created."""
+    """Like `InitializableIterator`, in eager mode; it starts when it is created."""
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
@@ -370,7 +370,7 @@ def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> tuple[int, bool
 
 
 def _least_rows(element_spec: Any) -> int | None:
-    """The number of rows that all elements have at least; None if they are no rows."""
+    """The least number of rows of an element; None if elements have no rows."""
     specs = [each for each in tf.nest.flatten(element_spec) if not _is_nothing(each)]
     if all(isinstance(each, _KINDS_OF_ROWS) and each.shape.rank for each in specs):
         return min((each.shape[0] or 0 for each in specs), default=None)
@@ -404,7 +404,7 @@ def _if_all_have_one(
 
 
 def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operation]:
-    """Says, on a rank with more data, which rank has no more."""
+    """Warns, on a rank with more data, which rank has no more."""
     words = "keras_hvd: this epoch ends because rank {} has no more data; this rank has"
     if tf.executing_eagerly():
         if has:
@@ -419,7 +419,7 @@ def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operatio
 
 
 def _value_or_end(optional: tf.experimental.Optional) -> Any:
-    """The element, or the error that iterators end with."""
+    """The element, or the error at an iterator's end."""
     if tf.executing_eagerly():
         if optional.has_value():
             return optional.get_value()

@@ -43,7 +43,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     @_as_it_is
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Reduces a structure of tensors over the ranks, as one group, and gradients.
+        """Reduces a structure of tensors, and gradients, over the ranks as one group.
 
         `options` are ignored, here and in `all_gather`.
         """
@@ -88,9 +88,9 @@ class Extended(current_strategy.OwnExtended):
         return self.process_set, self._size, self._rank, self._device
 
     def require_same_job(self) -> None:
-        """Raises RuntimeError unless rank and size are those of the job it was made in.
+        """Raises RuntimeError unless rank and size are the same as when it was made.
 
-        What is being traced makes the same check when it runs.
+        A function being traced makes the same check when it runs.
         """
         self._place.require_same("keras_hvd.Strategy")
 
@@ -212,7 +212,7 @@ class Extended(current_strategy.OwnExtended):
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self._rank, self._size))
 
-    # --- what there is ----------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------
 
     @property
     def _num_replicas_in_sync(self):

@@ -19,7 +19,7 @@ class EqualStart(BroadcastGlobalVariables):
 
 
 def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """The callbacks that `fit` was given, in whatever form.
+    """The callbacks that `fit` was given, in any form.
 
     Example:
 

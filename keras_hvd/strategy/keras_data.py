@@ -179,7 +179,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 for each in tf.nest.flatten(data)
                 if _is_comparable(each)
             ]
-            # `note` refers to names alone: tensors would keep the dataset's functions.
+            # `note` refers only to names: tensors would keep the dataset's functions.
             names, flat = [name for name, _ in named], [each for _, each in named]
 
             def note(*arrays):
@@ -225,7 +225,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 first = False
 
     def _agree_on_python_random(self):
-        """Keras shuffles a PyDataset with Python's own generator."""
+        """Agrees on Python's own generator, with which Keras shuffles a PyDataset."""
         if isinstance(self.data_adapter, PyDatasetAdapter):
             ranks, state = self._several.extended.process_set, random.getstate()
             state = broadcast_object(
@@ -331,7 +331,7 @@ def require_same(
     also: Any = None,
     remedy: str = _SAME_DATA,
 ) -> list[Any]:
-    """Raises ValueError, on every rank, if ranks differ in what is `described`.
+    """Raises ValueError, on every rank, if ranks differ in `described`.
 
     The message begins with `method` and ends with `remedy`. Returns each rank's `also`.
     """

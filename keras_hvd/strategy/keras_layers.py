@@ -1,7 +1,7 @@
 """Layers under a strategy: ranks without rows, and random numbers.
 
 In loops by hand a rank may have no rows. Many layers cannot compute on none, so a model
-gets one row of zeros there, and what comes of it is left out.
+gets one row of zeros there, and its results are left out.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def _moments(plain, layer, inputs, mask):
     has_rows = no_rows.has_rows()
     if has_rows is None:
         return plain(layer, inputs, mask)
-    # Of eager tensors nothing tells that their number is one of rows.
+    # Eager tensors do not show that their number is a number of rows.
     if tf.executing_eagerly() and not has_rows:
         inputs = inputs[:0]
     return plain(layer, inputs, mask)
 
 
 def _masked_moments(inputs, mask, axes):
-    """Keras' moments of what a mask leaves, over all ranks; Keras' are this rank's."""
+    """Keras' moments of the values that a mask keeps, over all ranks."""
     reduce = tf.distribute.get_replica_context().all_reduce
     mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
 
@@ -106,10 +106,10 @@ def _masked_moments(inputs, mask, axes):
 
 @keras_patches.replaces(keras_nn, "_compute_moments_sync")
 def _moments_of_replicas(plain, x, axes, keepdims):
-    """As Keras', with one collective for its three.
+    """Like Keras' function, with one collective for its three.
 
-    One of theirs, of the number of rows, has a gradient only where a trace does not
-    know that number. In a loop by hand that may be some ranks, which would wait.
+    One of Keras' three, of the number of rows, has a gradient only where a trace does
+    not know that number. In a loop by hand that may be some ranks, which would wait.
     """
     if current_strategy.several_ranks(current_strategy.of_replica()) is None:
         return plain(x, axes, keepdims)
@@ -127,7 +127,7 @@ def _moments_of_replicas(plain, x, axes, keepdims):
 
 @keras_patches.replaces(SyncBatchNormalization, "_moments")
 def _moments_of_all(plain, layer, inputs, mask):
-    """Those of a `SyncBatchNormalization`, to which a mask tells what counts."""
+    """The moments of a `SyncBatchNormalization`: a mask marks the rows that count."""
     has_rows = no_rows.has_rows()
     if has_rows is None:
         return plain(layer, inputs, mask)
@@ -154,7 +154,7 @@ def _call_rnn(plain, layer, sequences, *args, **kwargs):
             with tf.control_dependencies([equal]):
                 sequences = tf.identity(sequences)
             results = plain(layer, sequences, *args, **kwargs)
-            # An op that knows its rows by the states could fail before this check.
+            # An op that takes its rows from the states could fail before this check.
             return tf.nest.map_structure(no_rows.of_any_length, results)
         if rows != expected:
             raise ValueError(

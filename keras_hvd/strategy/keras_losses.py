@@ -41,7 +41,7 @@ class _Batch:
         leaf = next(each for each in keras.tree.flatten(data) if each is not None)
         self.is_static = leaf.shape[0] is not None
         self._has_rows = no_rows.has_rows()
-        # The host knows it before the batch is computed.
+        # On the CPU, the host knows it before the batch is computed.
         with on_cpu():
             self._rows = self._own(tf.cast(tf.shape(leaf)[0], tf.float64))
             self._rows_of_all = self.sum(self._rows, "rows")

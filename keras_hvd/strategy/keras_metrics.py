@@ -28,7 +28,7 @@ from keras_hvd.strategy.reduction import of_ranks_with_rows
 # Set on a result that is over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
 
-# Set on a rank's result: the metric, and which of its results it is.
+# Set on a rank's result: the metric, and the place among its results.
 _RESULT_OF = "_keras_hvd_result_of"
 
 # Set on a metric: the strategy in whose replicas it is updated.
@@ -42,7 +42,7 @@ def means_over_ranks(
 ) -> Any:
     """The logs of a step, with the ranks' means of floats that are not from metrics.
 
-    `has_rows` says whether this rank counts; None if all do.
+    `has_rows` tells whether this rank counts; None if all do.
 
     Example:
 
@@ -161,9 +161,9 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
 def _sources(
     logs: dict[str, Any], metrics: list[keras.Metric]
 ) -> dict[int, tuple[keras.Metric, int]]:
-    """Which of the logs are whose results; several for a metric with a dict of them.
+    """The metric and place of each log that is a result; a metric may have several.
 
-    Known by the value itself, or else by the metric's name.
+    A log is known by its value, or else by the metric's name.
     """
     named = {each.name: each for each in metrics}
     seen: collections.Counter[str] = collections.Counter()
@@ -199,7 +199,7 @@ def _of_sums(
 
 
 def _tensors(results: Any) -> Any:
-    """The results, with the present values of those that are variables."""
+    """The results, with variables replaced by their present values."""
 
     def value(each):
         is_variable = isinstance(each, (keras.Variable, tf.Variable))
@@ -210,7 +210,7 @@ def _tensors(results: Any) -> Any:
 
 @keras_patches.replaces(keras.Model, "_get_metrics_result_or_logs")
 def _get_metrics_result_or_logs(plain, model, logs):
-    """Makes results those over a strategy's ranks, outside its steps."""
+    """Replaces results by those over a strategy's ranks, outside its steps."""
     _here.strategy = current_strategy.several_ranks(current_strategy.of_model(model))
     try:
         return plain(model, logs)

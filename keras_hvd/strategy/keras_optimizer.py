@@ -21,7 +21,7 @@ from keras_hvd.strategy import keras_patches, no_rows, variables
 
 
 def install() -> None:
-    """Makes Keras' optimizers reduce gradients as a `keras_hvd.Strategy` needs it."""
+    """Makes Keras' optimizers reduce gradients for a `keras_hvd.Strategy`."""
     for name, replacement in _OfStrategy().replacements().items():
         keras_patches.replace(keras.optimizers.Optimizer, name, replacement)
     agree_on_finite_gradients(_reduction_of_replica)

@@ -1,7 +1,7 @@
 """Replaces parts of Keras for a `keras_hvd.Strategy`.
 
 Methods of Keras' classes are replaced once, when the first strategy is made. Each
-replacement does what the plain method does, unless our strategy is in force.
+replacement behaves like the plain method, unless our strategy is in force.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _noted: list[tuple[Any, str, Callable[..., Any]]] = []
 
 
 def replaces(owner: Any, *names: str) -> Callable[[Callable], Callable]:
-    """Notes the decorated function, with which `install` replaces others."""
+    """Registers the decorated function as a replacement, to be made by `install`."""
 
     def note(replacement: Callable) -> Callable:
         _noted.extend((owner, name, replacement) for name in names)
@@ -26,7 +26,7 @@ def replaces(owner: Any, *names: str) -> Callable[[Callable], Callable]:
 
 
 def install() -> None:
-    """Makes Keras behave as a `keras_hvd.Strategy` needs it."""
+    """Makes Keras behave as a `keras_hvd.Strategy` needs."""
     for each in _noted:
         replace(*each)
 

@@ -23,7 +23,7 @@ def refuse_search_of_one_rank(strategy: Any) -> None:
     keras_tuner = sys.modules.get("keras_tuner")
     if keras_tuner is None or current_strategy.several_ranks(strategy) is None:
         return
-    # KerasTuner does not pass it on.
+    # KerasTuner does not pass the tuner on.
     tuner = calling(keras_tuner.engine.base_tuner.BaseTuner)
     if tuner is None or getattr(tuner, "trains_on_all_ranks", False):
         return

@@ -71,7 +71,7 @@ def _fit(plain, model, *args, **kwargs):
     strategy = _strategy_of(model, "fit")
     if strategy is None:
         if current_strategy.of_model(model) is not None:
-            # No callback of ours does it for a rank alone.
+            # A rank alone has no callback of ours that does it.
             given = _arguments(plain, model, args, kwargs).get("callbacks")
             let_write(listed(given), True)
         return plain(model, *args, **kwargs)
@@ -144,7 +144,7 @@ def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
     own = None if has_rows is None else np.zeros(int(has_rows), "uint8")
 
     def marked(data):
-        # Keras gives it a list or a generator.
+        # Keras passes a list or a generator.
         return function([no_rows.Rows(each, own) for each in data])
 
     setattr(marked, STANDS_FOR, function)
@@ -218,7 +218,7 @@ def _build_by_trace(model: keras.Model, batch: Any) -> None:
 
 
 def _symbol(given: Any) -> keras.KerasTensor | None:
-    """A symbol for an array, or for what a spec describes, with any number of rows."""
+    """A symbol for an array or a spec, with any number of rows."""
     if given is None or _is_missing(given):
         return None
     dtype = keras.backend.standardize_dtype(given.dtype)
@@ -226,7 +226,7 @@ def _symbol(given: Any) -> keras.KerasTensor | None:
 
 
 def _text_as_tensor(array: Any) -> Any:
-    """Strings as TensorFlow's; Keras' symbols know no arrays of them."""
+    """Converts strings to TensorFlow's: Keras has no symbols for arrays of them."""
     kind = getattr(getattr(array, "dtype", None), "kind", None)
     return tf.convert_to_tensor(array) if kind in ("O", "S", "U") else array
 

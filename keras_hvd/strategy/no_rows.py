@@ -1,9 +1,10 @@
 """Steps in which a rank has no rows, because the batch has fewer than there are ranks.
 
 Layers, losses and metrics cannot compute on no rows, and the collectives need every
-rank. So a rank without rows computes on a copy of the batch's first row, and what comes
-of that row is left out: of variables, of gradients, and of values that ranks reduce or
-gather. What does not depend on rows, such as a counter of steps, goes on as elsewhere.
+rank. So a rank without rows computes on a copy of the batch's first row. The results of
+that row are left out: of variables, of gradients, and of values that ranks reduce or
+gather. Results that do not depend on rows, such as a counter of steps, are kept as
+elsewhere.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Rows(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """A step's outputs of `Rows`, and whether the rank has rows; None if surely."""
+    """A step's outputs for `Rows`, and whether the rank has rows; None if surely."""
 
     values: Any
     has_rows: tf.Tensor | None
@@ -72,7 +73,7 @@ def install() -> None:
             if name not in vars(each):
                 continue
             keras_patches.replace(each, name, replacement)
-            # Users' functions call it, and autograph would take seconds to convert it.
+            # Users' functions call it. Autograph would take seconds to convert it.
             function = tf.autograph.experimental.do_not_convert(getattr(each, name))
             setattr(each, name, function)
 
@@ -93,9 +94,9 @@ def run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
 
 @contextlib.contextmanager
 def of_batch(batch: Any, has_rows: tf.Tensor, agreed: bool = False) -> Iterator[Any]:
-    """Leaves out what depends on a batch in this block, unless the rank has rows.
+    """Leaves out results that depend on the block's batch, unless the rank has rows.
 
-    `agreed` says that all ranks are in such a block, so that they may have collectives
+    `agreed` tells that all ranks are in such a block, so that they may have collectives
     for it. In a loop by hand some may know their number of rows, and others not.
     """
     batch = tf.nest.map_structure(of_any_length, batch)
@@ -128,7 +129,7 @@ def losses_leave_out() -> None:
 
 
 def own_gradient(gradient: Any) -> Any:
-    """A gradient (or None); zeros if it comes of rows that this rank does not have."""
+    """A gradient (or None); zeros if it comes from rows that this rank lacks."""
     step = _step()
     if gradient is None or step is None or step.gradients_are_own:
         return gradient
@@ -142,7 +143,7 @@ def ranks_that_count() -> tf.Tensor | None:
 
 
 def own_or(value: tf.Tensor, otherwise: Any) -> tf.Tensor:
-    """A rank's value for a mean; another if all count, and it comes of foreign rows."""
+    """A rank's value for a mean; `otherwise` if all count and its rows are foreign."""
     step = _step()
     if step is None or step.is_agreed or not step.depends_on_rows(value):
         return value
@@ -152,7 +153,7 @@ def own_or(value: tf.Tensor, otherwise: Any) -> tf.Tensor:
 def without_foreign(
     value: Any, neutral: Callable[[tf.Tensor], tf.Tensor] = tf.zeros_like
 ) -> Any:
-    """A tensor or slices; zeros if they come of rows that this rank does not have."""
+    """A tensor or slices; zeros if they come from rows that this rank lacks."""
     step = _step()
     if step is None or not step.depends_on_rows(value):
         return value
@@ -164,9 +165,9 @@ def zero_unless(
     value: Any,
     neutral: Callable[[tf.Tensor], tf.Tensor] = tf.zeros_like,
 ) -> Any:
-    """A tensor or slices; zeros unless the condition holds. None holds.
+    """A tensor or slices; zeros unless the condition holds. A condition None holds.
 
-    Or what `neutral` makes of the tensor, in place of zeros.
+    `neutral` makes another value from the tensor, in place of zeros.
 
     Example:
 
@@ -183,7 +184,7 @@ def zero_unless(
 
 
 def own_part(value: tf.Tensor, axis: Any) -> tf.Tensor:
-    """A tensor; nothing along an axis if it comes of rows that this rank has not."""
+    """A tensor, empty along an axis if it comes from rows that this rank lacks."""
     step = _step()
     if step is None or not step.depends_on_rows(value):
         return value
@@ -191,7 +192,7 @@ def own_part(value: tf.Tensor, axis: Any) -> tf.Tensor:
 
 
 def trimmed(value: tf.Tensor, has_rows: tf.Tensor, axis: Any = 0) -> tf.Tensor:
-    """A tensor with nothing along an axis, unless this rank has rows.
+    """A tensor, made empty along an axis unless this rank has rows.
 
     Example:
 
@@ -221,12 +222,13 @@ def counting(variables: Callable[[], list[Any]]) -> contextlib.AbstractContextMa
 
 
 class _Step:
-    """A step's batch, and what depends on it."""
+    """A step's batch, and the values that depend on it."""
 
     def __init__(self, flag: Any, batch: Sequence[Any] = (), agreed: bool = False):
         self._flag = flag
         self.is_agreed = agreed
-        # References, since another tensor may get the id of one that is gone.
+        # Keeps references: otherwise a later tensor could get the id of one that is
+        # gone.
         self._of_rows = {_key(each): each for each in batch}
         self._of_none: set[Any] = set()
         self._exempt: Callable[[Any], bool] = lambda variable: False
@@ -237,7 +239,7 @@ class _Step:
         return None if self._flag is None else self._flag.read_value()
 
     def keeps(self, variable: Any, values: Any) -> bool:
-        """Whether a variable takes values on a rank without rows, too."""
+        """Whether a variable also takes values on a rank without rows."""
         if self._flag is None or variable is self._flag or self._exempt(variable):
             return True
         if variable.synchronization == tf.VariableSynchronization.ON_READ:
@@ -258,7 +260,7 @@ class _Step:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Notes what depends on rows while ops run at once, without a graph."""
+        """Notes values that depend on rows while ops run at once, without a graph."""
         if not tf.executing_eagerly() or bool(self._flag):
             yield
             return
@@ -294,7 +296,7 @@ class _Step:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor] | None:
-    """The tensors that one is computed from; None if that cannot be known."""
+    """The tensors from which `tensor` is computed; None if that cannot be known."""
     op = tensor.op
     if op.type.startswith(_COLLECTIVE):
         return []
@@ -337,9 +339,9 @@ def _flag() -> Any:
 
 
 def of_any_length(part: Any) -> Any:
-    """The same, but nothing can tell its number of rows without computing it.
+    """The same part, without a static number of rows.
 
-    Of eager tensors everything is known.
+    Eager tensors keep theirs.
 
     Example:
 
@@ -397,7 +399,7 @@ def _add(plain, variable, delta, *args, **kwargs):
 
 
 def _change(plain, variable, *args, **kwargs):
-    """Changes a part of a variable, and takes that back without rows."""
+    """Changes a part of a variable, and undoes that on a rank without rows."""
     step = _step()
     if step is None or step.keeps(variable, [args, kwargs]):
         return plain(variable, *args, **kwargs)

@@ -16,8 +16,8 @@ from keras_hvd.backends.tensorflow.gradients.reduction import size_of
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows
 
-# Types that the engine lacks, with one that holds all their values. Cast back, its sums
-# wrap around like those of the original type.
+# Types that the engine lacks, with a type that holds all their values. Cast back, its
+# sums wrap around like those of the original type.
 _WIDER = {tf.int16: tf.int64, tf.uint16: tf.int64}
 
 # Converts a result from the form that was sent to the form that is wanted.
@@ -33,8 +33,8 @@ def all_reduce(
     """Reduces values over the ranks, with one collective per bucket.
 
     They are tensors, variables, numbers or `tf.IndexedSlices`, with the same shapes and
-    types on every rank. The mean of integers is a float, as in `tf.distribute`. What
-    comes of rows that a rank does not have is left out.
+    types on every rank. The mean of integers is a float, as in `tf.distribute`. Values
+    from rows that a rank lacks are left out.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
@@ -71,7 +71,7 @@ def all_reduce(
 def of_ranks_with_rows(
     means: Sequence[Any], has_rows: tf.Tensor, process_set: ProcessSet, name: str | None
 ) -> list[Any]:
-    """The means over ranks that have rows, from those with zeros for the others."""
+    """The means over the ranks with rows, from means with zeros for the others."""
     with submission.on_cpu(), contributions.as_given():
         [part] = grouped_allreduce(
             [tf.cast(has_rows, tf.float64)],
@@ -156,7 +156,7 @@ def _gatherable(
 
 
 def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Restore]:
-    """How to move a dimension to the front, and how to move it back."""
+    """Functions that move a dimension to the front, and back."""
     known = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
     rank = tensor.shape.rank
     if known is None or rank is None:
@@ -183,7 +183,7 @@ def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Re
 
 
 def _gradient_times(tensor: tf.Tensor, factor: int) -> tf.Tensor:
-    """The same tensor, but its gradient is multiplied by `factor`."""
+    """The same tensor with its gradient multiplied by `factor`."""
 
     @tf.custom_gradient
     def identity(x):

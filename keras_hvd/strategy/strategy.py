@@ -105,7 +105,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         traced_steps.install()
 
     def scope(self) -> Any:
-        """Makes this the strategy of what is created in the block.
+        """Makes this the strategy of everything that is created in the block.
 
         Returns:
             A context manager.
@@ -157,7 +157,8 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         reduce_op = extended.as_reduce_op(reduce_op)
         if axis is None:
             return self.extended.reduce_nested(reduce_op, value)
-        # A list of numbers is a tensor to TensorFlow; one of tensors is a structure.
+        # TensorFlow converts a list of numbers to a tensor; a list of tensors is a
+        # structure.
         if not any(map(_is_tensor, tf.nest.flatten(value))):
             value = tf.convert_to_tensor(value)
         flat = [tf.convert_to_tensor(each) for each in tf.nest.flatten(value)]

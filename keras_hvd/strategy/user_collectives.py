@@ -20,7 +20,7 @@ from keras_hvd.strategy.reduction import of_ranks_with_rows
 def to_reduction(
     values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
 ) -> tuple[list[Any], contributions.Restore]:
-    """Values that change no result; for an average, with the way to the others'.
+    """Values that change no result; for an average, with the way to the others' mean.
 
     Example:
 
@@ -57,7 +57,7 @@ def to_gather(value: tf.Tensor) -> tf.Tensor:
 
 
 def _neutral(op: ReduceOp) -> Any:
-    """Makes of a tensor one that changes no other value."""
+    """Returns a function from a tensor to one that changes no other value."""
     if op == Product:
         return tf.ones_like
     if op not in (Min, Max):
@@ -85,7 +85,7 @@ def _as_float(value: Any) -> Any:
 
 
 def _in_type_of(given: Any, mean: Any, ranks: int) -> Any:
-    """The mean in the type of what was given; slices of integers have a float's."""
+    """The mean in the type of the given value; slices of integers have a float's."""
     if isinstance(mean, tf.IndexedSlices):
         return mean
     dtype = tf.convert_to_tensor(given).dtype

@@ -140,7 +140,7 @@ def _created(
             try:
                 value = initial_value()
             except (TypeError, InaccessibleTensorError):
-                # TensorFlow itself lifts what depends on the function's tensors.
+                # TensorFlow itself lifts values that depend on the function's tensors.
                 value = None
             if value is not None:
                 return next_creator(**{**arguments, "initial_value": value})
@@ -264,7 +264,7 @@ class _Aggregates(Mixin):
 
 
 class _AggregatingSpec(resource_variable_ops.VariableSpec):
-    """The type of such a variable, for arguments of a `tf.function`."""
+    """The type of an aggregating variable, for arguments of a `tf.function`."""
 
     __slots__ = ["_own"]
 
@@ -341,7 +341,7 @@ def _aggregated(
 
 
 def _is_in_replica_context(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this code may have other values than on other ranks."""
+    """Whether this code may have other values here than on other ranks."""
     if not tf.distribute.has_strategy():
         return False
     with distribute_lib.enter_or_assert_strategy(strategy):

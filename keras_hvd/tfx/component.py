@@ -46,7 +46,7 @@ class Trainer(_OnRanks, trainer.Trainer):
 
     Arguments, inputs, outputs and records are those of `tfx.components.Trainer`. The
     `run_fn` needs the lines of any script for keras_hvd: `keras_hvd.init()`, and a
-    `DistributedOptimizer` or a `Strategy`. TFX publishes what rank 0 writes to
+    `DistributedOptimizer` or a `Strategy`. TFX publishes the files of rank 0 in
     `serving_model_dir` and `model_run_dir`; other ranks' files are thrown away.
 
     Args:
@@ -58,7 +58,7 @@ class Trainer(_OnRanks, trainer.Trainer):
         **kwargs: of TFX's `Trainer`.
 
     Raises:
-        ValueError: a number is invalid; or what TFX's `Trainer` raises.
+        ValueError: a number is invalid; or an error of TFX's `Trainer`.
 
     Example (TFX is not installed with keras_hvd: see docs/tfx.md):
 
@@ -71,7 +71,7 @@ class Trainer(_OnRanks, trainer.Trainer):
 
     @classmethod
     def get_class_type(cls) -> str:
-        # TFX's own name, so that others find this component in the records.
+        # TFX's own name, by which others find this component in the records.
         return trainer.Trainer.get_class_type()
 
 
@@ -92,8 +92,8 @@ class Tuner(_OnRanks, tuner.Tuner):
             (None: no limit); both also as a `RuntimeParameter`.
 
     Raises:
-        ValueError: a number is invalid, or `tune_args` are given; or what TFX's `Tuner`
-            raises.
+        ValueError: a number is invalid, or `tune_args` are given; or an error of TFX's
+            `Tuner`.
 
     Example (TFX is not installed with keras_hvd: see docs/tfx.md):
 

@@ -22,7 +22,7 @@ def tf_dataset(
     schema: Any = None,
     policy: str = "data",
 ) -> tf.data.Dataset:
-    """Each rank's part of what `data_accessor.tf_dataset_factory` makes.
+    """Each rank's part of the dataset from `data_accessor.tf_dataset_factory`.
 
     `options.batch_size` counts all ranks together. Each rank gets its part of the
     samples in batches of its share, and as many batches as the others. Together they
@@ -44,8 +44,8 @@ def tf_dataset(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        ValueError: the batch size is not a multiple of the number of ranks, or what
-            `keras_hvd.data.shard` and `even` raise.
+        ValueError: the batch size is not a multiple of the number of ranks; or an error
+            of `keras_hvd.data.shard` and `even`.
 
     Example (TFX is not installed with keras_hvd: see docs/tfx.md):
 

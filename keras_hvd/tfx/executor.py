@@ -96,7 +96,7 @@ class _OnRanks(Mixin):
     ) -> str:
         """A folder that the next attempt at the same execution finds again.
 
-        TFX's own has another name in each execution.
+        TFX's own folder has another name in each execution.
         """
         own = self._context and self._context.stateful_working_dir
         if not own:

@@ -16,7 +16,7 @@ from keras_hvd.strategy import keras_patches
 
 
 def require_in_fit() -> None:
-    """Makes Keras' training raise before its first step unless the ranks share it."""
+    """Makes Keras' training raise before its first step unless all ranks share it."""
     for name in ("fit", "train_on_batch"):
         keras_patches.replace(keras.Model, name, _train)
 

@@ -18,7 +18,7 @@ from tfx.utils import json_utils
 from keras_hvd.tfx import joint_training
 from keras_hvd.world import environment
 
-# The user's function of each component, and what it is for.
+# The user's function of each component, and its purpose.
 _PURPOSES = {
     standard_component_specs.RUN_FN_KEY: "trains a model and exports it",
     standard_component_specs.TUNER_FN_KEY: "makes a tuner, and what its search takes",
@@ -85,14 +85,14 @@ _LATE = "where-it-was-late"
 
 
 def _end_after(seconds: float, path: str) -> None:
-    """Ends this process after that time, whatever it does, and writes where it was."""
+    """Ends this process after `seconds`, in any state, and writes its traceback."""
     # Never closed, because a thread of the interpreter writes to it.
     file = open(path, "w")  # noqa: SIM115
     faulthandler.dump_traceback_later(seconds, exit=True, file=file)
 
 
 def where_late(component: Component, ranks: int) -> str:
-    """Where the time limit ended each rank; "" if it ended none."""
+    """The places where the time limit ended ranks; "" if it ended none."""
     said = [f"training had not ended after time_limit={component.time_limit:g} s"]
     for number in range(ranks):
         path = component.of_rank(number, _LATE)
@@ -107,7 +107,8 @@ def where_late(component: Component, ranks: int) -> str:
 
 def _fn_args(component: Component, number: int) -> fn_args_utils.FnArgs:
     inputs, outputs = json_utils.loads(component.artifacts)
-    # TFX's executor fills them. Here, because data accessors cannot be pickled.
+    # Normally TFX's executor fills them. Here, because data accessors cannot be
+    # pickled.
     fn_args = executor.GenericExecutor()._GetFnArgs(
         inputs, outputs, component.exec_properties
     )

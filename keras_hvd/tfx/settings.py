@@ -1,4 +1,4 @@
-"""The number of ranks and the time limit of a component, from TFX's places for them."""
+"""The number of ranks and the time limit of a component, from their places in TFX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Settings:
     def read(
         cls, exec_properties: Mapping[str, Any], custom_config: Any = None
     ) -> Settings:
-        """Reads them from an execution's properties or the user's `custom_config`.
+        """Reads both from an execution's properties or the user's `custom_config`.
 
         Raises ValueError if the number of ranks is missing, a value is invalid, or the
         two places differ.

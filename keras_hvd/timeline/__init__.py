@@ -1,4 +1,4 @@
-"""The timeline: a file, written during the job, of where each tensor's time goes.
+"""The timeline: a file, written during the job, of the times of each tensor.
 
 `python -m keras_hvd.timeline FILE` summarizes it. Nothing here imports TensorFlow.
 """
@@ -13,7 +13,7 @@ from keras_hvd.job import basics, native
 def start_timeline(
     file_path: str | os.PathLike[str], mark_cycles: bool = False
 ) -> None:
-    r"""Starts to write where the time of each tensor goes.
+    r"""Starts to write the times of each tensor.
 
     Rank 0 writes the file, in the JSON format of Chrome's tracing, for chrome://tracing
     and https://ui.perfetto.dev. Other ranks may call this too; it does nothing there,

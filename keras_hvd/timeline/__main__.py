@@ -1,4 +1,4 @@
-"""`python -m keras_hvd.timeline FILE`: prints where the time went."""
+"""`python -m keras_hvd.timeline FILE`: prints a summary of a timeline."""
 
 import argparse
 import io

@@ -17,7 +17,7 @@ DAMAGE = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError),
     ValueError,
 )
-"""Errors from reading what something else wrote, or cut off."""
+"""Errors from reading another program's file, or one that was cut off."""
 
 
 class NotATimelineError(ValueError):
@@ -29,7 +29,7 @@ def read(
 ) -> tuple[bool, int]:
     """Calls `add` with each event, in the order of the file.
 
-    An event that `add` cannot make sense of counts as damaged.
+    An event that makes `add` raise one of `DAMAGE` counts as damaged.
 
     Args:
         lines: Of the file.

@@ -1,4 +1,4 @@
-"""Stretches of time, and how much of it they cover."""
+"""Stretches of time, and the time that they cover."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Spans:
         self._ends.append(end)
 
     def durations(self) -> np.ndarray:
-        """How long each took: float64 of shape (count,)."""
+        """The length of each: float64 of shape (count,)."""
         return np.subtract(self._ends, self._begins)
 
     def covered(self) -> float:
@@ -55,7 +55,7 @@ class Spans:
         return np.diff(np.interp(bounds, moments, covered), prepend=0)
 
     def _disjoint(self) -> tuple[np.ndarray, np.ndarray]:
-        """Begins and ends of the same time, in its order, without what was taken."""
+        """Begins and ends of disjoint spans, in order, from the last `take` on."""
         begins, ends = np.maximum(self._begins, self._taken), np.array(self._ends)
         order = np.argsort(begins)
         begins, ends = begins[order], ends[order]

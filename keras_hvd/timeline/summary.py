@@ -18,9 +18,9 @@ SLOWEST = 10
 MOST_NAMES = 16384
 """The writer knows the rows of this many names (tf_ops/timeline/timeline_writer.cc)."""
 
-# A row that the file has not used while this many new ones came is not used again.
+# The file does not use a row again once this many new ones have come since then.
 _MOST_ROWS = 4 * MOST_NAMES
-# A line of the file has no more.
+# The most arrivals on a line of the file.
 _MOST_ARRIVALS = 64
 _NOT_MOVING = "WAIT_FOR_RANKS", "WAIT_FOR_INPUTS"
 
@@ -35,14 +35,14 @@ class Request:
     first: float
     decided: float
     began: float
-    step: Any = None  # for those who add up steps
+    step: Any = None  # for a summary of steps
 
     @property
     def own(self) -> float:
-        """When rank 0 submitted it."""
+        """The time at which rank 0 submitted it."""
         if len(self.ready) == _MOST_ARRIVALS:
             return self.ready.get(0, self.first)
-        # Rank 0 has joined before and gives zeros, or others do this alone.
+        # Rank 0 had joined before and gives zeros, or the others do this without it.
         return self.ready.get(0, self.decided)
 
 
@@ -75,7 +75,7 @@ class Summary:
     """
 
     unit = 1.0
-    most_tensors = math.inf  # that have sums of their own
+    most_tensors = math.inf  # the most tensors with sums of their own
 
     def __init__(self) -> None:
         self.began = 0.0  # when the file did, in seconds since the epoch
@@ -87,7 +87,7 @@ class Summary:
         self.tensors: dict[str, Tensor] = defaultdict(Tensor)
         # For each rank, when others waited for it alone.
         self.waits: dict[int, Spans] = defaultdict(Spans)
-        # For each rank, how many requests it submitted last.
+        # For each rank, the number of requests that it submitted last.
         self.was_last: dict[int, int] = defaultdict(int)
         # For each tensor that still waited at the end, the missing ranks.
         self.missing: dict[str, list[str]] = defaultdict(list)
@@ -95,7 +95,7 @@ class Summary:
         self.unreadable = 0  # damaged lines, except an incomplete last line
 
     def add(self, lines: Iterable[str]) -> None:
-        """Adds a file, which follows those before."""
+        """Adds a file, which follows the earlier ones."""
         self._begin = self.last
         self._rows: dict[int, str] = {}
         self._open: dict[int, Request] = {}
@@ -218,7 +218,7 @@ def read(lines: Iterable[str]) -> Summary:
 
 
 def _without_controls(name: str) -> str:
-    r"""A tensor's name, in which nothing acts on the terminal.
+    r"""A tensor's name, escaped so that no part of it acts on the terminal.
 
     Example:
 

@@ -1,1 +1,1 @@
-"""How a process gets into its job: what its launcher says, and how the ranks meet."""
+"""The way of a process into its job: its launcher's variables, and the rendezvous."""

@@ -1,4 +1,4 @@
-"""Finds this process' rank and its job's size in the variables that its launcher set.
+"""Finds this process' rank and its job's size in its launcher's variables.
 
 `khvdrun`, Open MPI's and MPICH's `mpirun`, Slurm's `srun`, Horovod's `horovodrun` (with
 Gloo) and PyTorch's `torchrun` each use their own variables. Without any of them, the
@@ -17,7 +17,7 @@ from keras_hvd.world.launchers.launcher import LaunchEnvironmentError, Launcher,
 from keras_hvd.world.launchers.variables import new_job
 from keras_hvd.world.unread_launchers import Sign
 
-# The first that is here has started this process: one may run inside another.
+# The first one whose variables are set has started this process: launchers may nest.
 _LAUNCHERS: tuple[Launcher, ...] = (
     khvdrun,
     mpirun.OPEN_MPI,
@@ -59,7 +59,7 @@ def world(environment: Mapping[str, str] | None = None) -> World:
 
 
 def check_size(size: int, environment: Mapping[str, str] | None = None) -> Sign | None:
-    """Checks a job's size against what must or may be meant.
+    """Checks a job's size against the required size, or against signs of another size.
 
     Args:
         size: The number of processes of the job that this one joins.

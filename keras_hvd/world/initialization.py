@@ -48,13 +48,13 @@ from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.rendezvous.ranks import Meeting
 from keras_hvd.world.unread_launchers import Sign
 
-# Of a process in its job, for the engine.
+# The fields of a process' place in its job, for the engine.
 _PLACE = "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
 
-# How many times this process has joined with a list.
+# The number of times that this process has joined with a list.
 _numbers = itertools.count()
 
-# This process' place, as its launcher said when it last joined.
+# This process' place, according to its launcher, when it last joined.
 _launched: environment.World
 
 # Held while a thread joins, so a second one finds the job joined.
@@ -132,7 +132,7 @@ def _require_known(sets: list[ProcessSet]) -> None:
 def _join(
     launched: environment.World, members: list[int] | None, sets: list[ProcessSet]
 ) -> None:
-    # What is malformed must not become known when the others rely on this rank.
+    # A malformed setting must not become known when the others rely on this rank.
     given, timeline = settings.read(), settings.timeline()
     sign = _check_size(launched, members)
     world, meeting = _meet(launched, members)
@@ -153,8 +153,8 @@ def _join(
 
 
 def _check_size(launched: environment.World, members: list[int] | None) -> Sign | None:
-    # Members of a part say themselves how many they are. So does who goes on in another
-    # job, perhaps with fewer, at a place of its own.
+    # Members of a part tell their number themselves. So does a process that goes on in
+    # another job, perhaps with fewer, at a place of its own.
     says_so = basics.epoch().number > 0 and "KERAS_HVD_SIZE" in os.environ
     if members is not None or says_so:
         return None
@@ -166,8 +166,8 @@ def _meet(
 ) -> tuple[environment.World, Meeting | None]:
     """Meets the other members, if they may be on other hosts.
 
-    Returns what is then known of this process' place, and the ranks and links, or None
-    if all ranks are on this host in any case.
+    Returns this process' place as then known, and the ranks and links, or None if all
+    ranks are on this host in any case.
     """
     everyone = [*range(launched.size)]
     is_whole = members in (None, everyone)
@@ -187,7 +187,7 @@ def _meet(
         recorded=is_whole and bool(settings.report()),
     )
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
-    # Last: what is malformed must not become known when the others rely on this rank.
+    # Last: a malformed value must not become known when the others rely on this rank.
     if launched.way is None:
         where = [address.parse(str(launched.rendezvous))]
         arranged = ranks.Arrangement(where, secret.take(os.environ))
@@ -206,9 +206,9 @@ def _meet(
 
 
 def _part(launched: environment.World, members: list[int]) -> environment.World:
-    """This process' place in the job of these members, as far as it is known.
+    """This process' place in the job of these members, as far as known.
 
-    Raises KerasHvdError where they have no way to meet.
+    Raises KerasHvdError if they have no way to meet.
     """
     rank, size = members.index(launched.rank), len(members)
     if launched.way is not None and launched.way.parts_meet:
@@ -255,7 +255,7 @@ def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
 def _start_engine(
     world: environment.World, meeting: Meeting | None, given: settings.Settings
 ) -> None:
-    """Has the engine join, which waits for the ranks of this host."""
+    """Makes the engine join, which waits for the ranks of this host."""
     options = native.Options(
         struct_size=ctypes.sizeof(native.Options),
         job=world.job.encode(),
@@ -282,7 +282,7 @@ def _start_engine(
 
 
 def _add_meeting(options: native.Options, meeting: Meeting) -> None:
-    """Tells the engine of the other ranks, and gives it the links."""
+    """Passes the other ranks and the links to the engine."""
     size = len(meeting.table.ranks)
     options.hosts = (ctypes.c_int32 * size)(*meeting.table.hosts())
     names = [one.host_name.encode() for one in meeting.table.ranks]
@@ -321,7 +321,7 @@ def _explain_missing_memory(meeting: Meeting) -> None:
 
 
 def _give_nccl_the_network(meeting: Meeting, rank: int) -> None:
-    """Between hosts NCCL uses the same network, unless the user has named another."""
+    """Makes NCCL use the same network, unless the user has named another."""
     if len(set(meeting.table.hosts())) == 1:
         return
     name = network_interfaces.name_of(meeting.table.ranks[rank].addresses[0].host)
@@ -410,12 +410,12 @@ def _start_recording(
     timeline: settings.Timeline,
 ) -> None:
     """Begins this rank's recording and the timeline, as far as they are wanted."""
-    # Of a part of the processes there is no recording: khvdrun has made one folder.
+    # A part of the processes has no recording: khvdrun has made one folder.
     folder = settings.report() if world.size == launched.size else ""
     is_recorded = bool(folder) if meeting is None else meeting.table.recorded
     measured = capacity.measure() if is_recorded and world.size > 1 else None
     if folder and world.rank != 0 and not files.is_of_this_host(folder):
-        # mpirun tells the ranks of all hosts.
+        # mpirun gives the folder to the ranks of all hosts.
         folder = ""
     # At once: the other ranks continue, and earlier submissions are not recorded.
     if folder:
@@ -439,7 +439,7 @@ def _start_recording(
 
 @contextlib.contextmanager
 def _needing_room(what: str) -> Iterator[None]:
-    """Goes on, and says why, where there is no room for a recording or a timeline."""
+    """Warns and goes on if there is no room for a recording or a timeline."""
     try:
         yield
     except (exceptions.KerasHvdError, OSError, ValueError) as error:
@@ -449,12 +449,12 @@ def _needing_room(what: str) -> Iterator[None]:
 
 
 def _warn(world: environment.World, sign: Sign | None) -> None:
-    """Says what the user should know of this job and of this installation."""
+    """Warns the user about this job and this installation."""
     if world.rank == 0:
         _warn_once("settings", settings.without_effect())
     if sign is not None and sign.is_first:
         _warn_once("sign", str(sign))
-    # To look for them takes a while.
+    # Looking for them takes a while.
     if world.rank == 0 and "copies" not in _warned:
         others = " and ".join(map(str, installed.other_copies()))
         text = (
@@ -469,14 +469,14 @@ _warned: set[str] = set()
 
 
 def _warn_once(what: str, text: str) -> None:
-    """Once in a process, however often it joins."""
+    """Warns once in a process, however often it joins."""
     if text and what not in _warned:
         log.write("warning", text)
     _warned.add(what)
 
 
 def _prepare_end(world: environment.World) -> None:
-    """Has this process leave the job when it ends, and end soon."""
+    """Makes this process leave the job at its end, and end soon."""
     atexit.unregister(basics.shutdown)
     atexit.register(basics.shutdown)
     script_end.watch()

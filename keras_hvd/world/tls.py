@@ -21,7 +21,7 @@ from keras_hvd.world.rendezvous.proof import Role
 
 _MOST_TEXT = 512
 
-# As in c_api.h.
+# The values of c_api.h.
 _WANTS_READ = -1
 _WANTS_WRITE = -2
 _REFUSED = -3
@@ -50,7 +50,7 @@ class Session:
             raise exceptions.LibraryError(f"TLS cannot begin: {_last_error()}")
 
     def handshake(self) -> int:
-        """Goes on with the handshake; returns what to wait for, or 0 at its end.
+        """Continues the handshake; returns what to wait for, or 0 at its end.
 
         Raises UnprovenError if the other end does not have the key, or OSError.
         """
@@ -61,7 +61,7 @@ class Session:
         return {_WANTS_READ: READ, _WANTS_WRITE: WRITE}.get(outcome, 0)
 
     def send(self, content: memoryview, /) -> int:
-        """Sends a part. Raises BlockingIOError, then the same must come first."""
+        """Sends a part. After a BlockingIOError the same bytes must come first."""
         outcome = native.engine().khvd_tls_write(
             self._address, bytes(content), len(content)
         )
@@ -69,7 +69,7 @@ class Session:
         return _moved(outcome)
 
     def recv(self, size: int, /) -> bytes:
-        """Receives at most so many bytes; none at the end.
+        """Receives at most `size` bytes; none at the end.
 
         Raises MessageError if they were changed, BlockingIOError, or another OSError.
         """
@@ -81,18 +81,18 @@ class Session:
         return content.raw[: _moved(outcome)]
 
     def close(self) -> None:
-        """Ends it, and leaves the socket open. Harmless afterwards."""
+        """Ends TLS, and leaves the socket open. A second call does nothing."""
         if self._address is not None:
             native.engine().khvd_tls_close(self.detach())
 
     def detach(self) -> int:
-        """Gives it up: its address, for the engine."""
+        """Gives the address of the TLS session to the caller, for the engine."""
         address, self._address = self._address, None
         return address
 
 
 def library(name: bytes) -> str:
-    """Which OpenSSL is used, for people; `name` is a path, a name, or "".
+    """The OpenSSL in use, for people; `name` is a path, a name, or "".
 
     Raises LibraryError if there is none that can be used.
     """
@@ -105,8 +105,8 @@ def library(name: bytes) -> str:
 def chosen(variables: Mapping[str, str]) -> BeginTls | None:
     """TLS for connections to other hosts, or None if the user does not want it.
 
-    Raises LibraryError if the user does, and there is no OpenSSL for it, or ValueError
-    if a variable is malformed.
+    Raises LibraryError if the user wants it and there is no OpenSSL for it, or
+    ValueError if a variable is malformed.
 
     Example:
 

@@ -1,6 +1,6 @@
 """Tells if a launcher that `environment.world` does not read has started several ranks.
 
-Each of them would be a job of size 1, and train alone without a word.
+Otherwise, each would be a job of size 1, and train alone without a warning.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Sign:
     """A launcher has started several processes, one of which is this one.
 
     Args:
-        said: the variable that says so, and what it says.
-        remedy: what makes them one job.
-        is_first: whether it is this one's part to speak for all, which all processes do
-            that know no number of their own.
+        said: the variable that shows it, and its meaning.
+        remedy: how to make them one job.
+        is_first: whether this process warns for all; so do all processes that do not
+            know their own number.
     """
 
     said: str
@@ -62,15 +62,15 @@ def find(variables: Mapping[str, str]) -> Sign | None:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """One that gives each process two numbers.
+    """A launcher that gives each process two numbers.
 
     Args:
-        name: of the launcher, or of what it is for.
+        name: of the launcher, or of its purpose.
         rank: the variable with the process' number.
-        size: that with how many there are; None if there is none.
+        size: the variable with their number; None if there is none.
         what: "processes", or "nodes", of which each may have several.
-        marks: variables, one of which tells it from others with the same two.
-        excluding: variables of others, of which none is set.
+        marks: variables, one of which sets it apart from launchers with the same two.
+        excluding: variables of other launchers; none of them may be set.
     """
 
     name: str
@@ -91,7 +91,7 @@ class _Launcher:
         if self.what == "processes":
             remedy = f"{_BY_VARIABLES}, or {remedy}"
         if size is None and rank is not None:
-            # Those that follow know that there are others; the first does not.
+            # Later processes know that there are others; the first does not.
             said = f"{self.rank}={rank} says that {self.name} has started others before"
             return Sign(said, remedy, rank == 1) if rank > 0 else None
         if size is None or size < 2:
@@ -101,7 +101,7 @@ class _Launcher:
 
 
 def _from_pytorchs(variables: Mapping[str, str]) -> Sign | None:
-    # Those of nodes have the same names as those of processes.
+    # PyTorch's variables for nodes and for processes have the same names.
     size, rank = _number(variables.get("WORLD_SIZE")), _number(variables.get("RANK"))
     if size is None or rank is None or size < 2 or not variables.get("MASTER_ADDR"):
         return None
@@ -114,12 +114,12 @@ def _from_pytorchs(variables: Mapping[str, str]) -> Sign | None:
 
 
 def _from_pet(variables: Mapping[str, str]) -> Sign | None:
-    """What torchrun would take for its options, as Kubeflow's trainer sets it."""
+    """Reads torchrun's options from variables, as Kubeflow's trainer sets them."""
     for name, what in (
         ("PET_NNODES", "nodes"),
         ("PET_NPROC_PER_NODE", "processes a node"),
     ):
-        # "2:4" is from 2 to 4, and "auto" is not known here.
+        # "2:4" means from 2 to 4. "auto" is not known here.
         count = _number((variables.get(name) or "").rpartition(":")[2])
         if count is not None and count > 1:
             number = _number(variables.get("PET_NODE_RANK"))
@@ -165,14 +165,14 @@ def _from_cluster(
 
 def _number(text: str | None) -> int | None:
     """A number of processes; None for anything else."""
-    # int() also takes "1_0", and refuses what has thousands of digits.
+    # int() also takes "1_0", and refuses texts of thousands of digits.
     if text is None or len(text) > 9 or not (text.isascii() and text.isdecimal()):
         return None
     return int(text)
 
 
 def _json(variables: Mapping[str, str], name: str) -> Any:
-    """What a variable says; None if that is no JSON: it is for others to complain."""
+    """The value of a variable; None if it is no JSON, which others complain about."""
     try:
         return json.loads(variables.get(name) or "null")
     except (ValueError, RecursionError):
@@ -189,7 +189,7 @@ def _sequence(given: Any) -> list[Any]:
     return [*given] if isinstance(given, (list, dict)) else []
 
 
-# The more special ones come first: some set variables of others as well.
+# The more special ones come first: some also set variables of others.
 _LOOKS: tuple[Callable[[Mapping[str, str]], Sign | None], ...] = (
     _Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     _Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -199,13 +199,13 @@ _LOOKS: tuple[Callable[[Mapping[str, str]], Sign | None], ...] = (
         marks=("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_APID"),
     ),
     _Launcher("Cray PALS", "PALS_RANKID", None),
-    # A shell of salloc hands on what its own step was given.
+    # A shell of salloc passes on the variables of its own step.
     _Launcher("MPI", "PMI_RANK", "PMI_SIZE", excluding=("SLURM_JOB_ID",)),
     _Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
     _from_sagemaker,
-    # The third of its pools has servers, the fourth evaluates.
+    # The third of its pools has servers, and the fourth evaluates.
     partial(_from_cluster, "CLUSTER_SPEC", ("workerpool0", "workerpool1")),
-    # The others serve, or evaluate, alone.
+    # The other kinds serve, or evaluate, alone.
     partial(_from_cluster, "TF_CONFIG", ("chief", "master", "worker")),
     _from_pet,
     _from_pytorchs,
@@ -214,6 +214,6 @@ _LOOKS: tuple[Callable[[Mapping[str, str]], Sign | None], ...] = (
         what="nodes",
     ),
     _Launcher("SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", what="nodes"),
-    # It says no size, and may as well have pods that train alone.
+    # It has no size, and may have pods that train alone.
     _Launcher("an Indexed Job", "JOB_COMPLETION_INDEX", None, what="nodes"),
 )

@@ -1,1 +1,1 @@
-"""What keras_hvd does with TensorFlow: collectives, gradients, saving and devices."""
+"""The TensorFlow backend: collectives, gradients, saving and devices."""

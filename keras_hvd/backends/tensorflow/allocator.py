@@ -1,4 +1,4 @@
-"""Chooses where TensorFlow's tensors in host memory come from.
+"""Chooses the allocator of TensorFlow's tensors in host memory.
 
 By default TensorFlow takes each tensor from the C library and gives it back, except on
 processors where it uses oneDNN. The C library gives large ones back to the system, so

@@ -1,6 +1,6 @@
 """Gives each rank one GPU, and makes TensorFlow take memory only as needed.
 
-`keras_hvd.init` does what scripts for Horovod do by hand, on the devices that
+`keras_hvd.init` sets the devices that scripts for Horovod set by hand, among those that
 TensorFlow sees (`CUDA_VISIBLE_DEVICES` may hide some). The user's settings take
 precedence, before `init` and after it, until TensorFlow uses its devices.
 """
@@ -21,7 +21,7 @@ _CHOSEN = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Gpu:
-    """What TensorFlow says about a GPU."""
+    """TensorFlow's settings of a GPU."""
 
     is_visible: bool = True
     growth: bool | None = None  # whether memory grows as needed; None: not set
@@ -30,7 +30,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to tell TensorFlow."""
+    """The settings to make in TensorFlow."""
 
     only: int | None  # the only GPU to be visible; None: no change
     growing: tuple[int, ...]  # GPUs whose memory grows as needed

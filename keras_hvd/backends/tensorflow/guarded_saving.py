@@ -43,8 +43,8 @@ from keras_hvd.job import native
 from keras_hvd.recording import recorder
 
 # All ways of saving use one of these: a model's methods, Keras' functions and
-# callbacks, and TensorFlow's checkpoints. With the name of the second argument where
-# that is the path that is written to.
+# callbacks, and TensorFlow's checkpoints. The last string names the second argument
+# where that is the path that is written to.
 _PLACES = (
     (saving_lib, "save_model", "filepath"),
     (saving_lib, "save_weights_only", "filepath"),
@@ -55,11 +55,11 @@ _PLACES = (
     (tf.train.Checkpoint, "save", ""),
     (tf.train.Checkpoint, "write", ""),
     (tf.train.CheckpointManager, "save", ""),
-    # What these three do it with.
+    # These three save with it.
     (TrackableSaver, "save", "file_prefix"),
 )
 
-# What a script gives variables whole values with.
+# Functions that give variables whole values.
 _SOURCES = (
     (saving_lib, "load_weights_only"),
     (legacy_h5_format, "load_weights_from_hdf5_group"),
@@ -87,13 +87,13 @@ def install() -> None:
         _guard(owner, name, path)
     for owner, name in _SOURCES:
         _note_failure_before(owner, name)
-    # Only newer versions of Keras have it. Orbax itself renames what is whole.
+    # Only newer versions of Keras have it. Orbax itself renames complete files.
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", None)
     if orbax is not None:
         _guard(orbax, "_save_checkpoint")
     _share_backups(keras.callbacks.BackupAndRestore)
     if recorder.scaling():
-        # It keeps files of its own beside the weights, and resumes from what it finds.
+        # It keeps files of its own beside the weights, and would resume from them.
         for name in _BACKUP_METHODS:
             method = getattr(keras.callbacks.Callback, name)
             setattr(keras.callbacks.BackupAndRestore, name, method)
@@ -125,7 +125,8 @@ def allow_saving() -> None:
 def require_good_steps(subject: Any = None) -> None:
     """Waits for the GPUs, and raises a `RankFailedError` if the job has failed.
 
-    Also if `subject`, a model or checkpoint, has variables of an earlier job that has.
+    Raises it too if `subject`, a model or checkpoint, has variables of an earlier job
+    that has failed.
 
     Example:
 
@@ -160,9 +161,9 @@ def _require_no_failure() -> None:
 
 
 def _variables_of(subject: Any) -> list[Any]:
-    """What is saved of a model, or of what TensorFlow's checkpoints can hold."""
+    """The variables that a save of a model, callback or checkpoint writes."""
     if isinstance(subject, TrackableSaver):
-        # Its checkpoint has been looked at.
+        # Its checkpoint has been checked.
         return []
     if isinstance(subject, keras.callbacks.Callback):
         subject = subject.model
@@ -180,7 +181,7 @@ def _variables_of(subject: Any) -> list[Any]:
 
 def _variables_below(root: Any) -> list[Any]:
     found = util.list_objects(graph_view.ObjectGraphView(root))
-    # They begin anew with each epoch, or only count.
+    # Epochs reset them, or they only count.
     passing = [getattr(root, "_save_counter", None)]
     for each in found:
         if isinstance(each, keras.metrics.Metric):
@@ -221,7 +222,7 @@ def _guard(owner: Any, name: str, path: str = "") -> None:
 
 
 def _note_failure_before(owner: Any, name: str) -> None:
-    """So that what is assigned after a failure counts, also before the next `init`."""
+    """Notes a failed job before each call, so that the call's assignments count."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -246,7 +247,7 @@ def _save_whole(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Has a function that saves to `path`, its second argument, write a whole file."""
+    """Calls a function that saves to `path`, its second argument: the file is whole."""
     with staged(path) as own:
         if argument in kwargs:
             result = plain(*args, **{**kwargs, argument: own})

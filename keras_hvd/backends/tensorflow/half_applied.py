@@ -1,9 +1,9 @@
 """Which variables may be of a step that was applied in part.
 
-A step that fails may have updated some variables and others not. So all that exist when
-a job has failed are suspect until they get a value from elsewhere: from a file, from
-another rank whose values are whole, or from the script. What an optimizer makes of them
-does not count.
+A step that fails may have updated some variables and others not. So when a job has
+failed, all its variables are suspect until they get a value from elsewhere: from a
+file, from another rank whose values are whole, or from the script. Values that an
+optimizer computes from them do not count.
 
 Nothing here costs anything before a failure: TensorFlow numbers variables as they are
 made, and only then are assignments noted.
@@ -24,7 +24,7 @@ from keras_hvd.job import basics, native
 
 
 class _Failure:
-    """The failure of the last job that failed, and what has become of its variables."""
+    """The failure of the last job that failed, and its variables since then."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -32,7 +32,8 @@ class _Failure:
         # Variables with a lower number existed then.
         self.before = 0
         self.assigned: set[str] = set()
-        # These came later, with values of such a variable of another rank.
+        # These came later, with the value of a variable that is suspect on another
+        # rank.
         self.received: set[str] = set()
 
     def clear(self) -> None:
@@ -83,7 +84,7 @@ def receive(variables: Sequence[Any], suspect: Iterable[bool]) -> None:
 
 
 def trust_all() -> None:
-    """Takes all variables for whole."""
+    """Treats all variables as whole."""
     _failure.clear()
 
 
@@ -114,13 +115,13 @@ def any_suspect() -> bool:
 def _name(variable: Any) -> str:
     """TensorFlow's name of a variable, which no other ever has in this process."""
     if not isinstance(variable, tf.Variable):
-        # Keras'.
+        # Keras' own variable.
         variable = getattr(variable, "_value", variable)
     return getattr(variable, "_unique_id", None) or str(id(variable))
 
 
 def _number(name: str) -> int:
-    """The number at its end, which is higher the later the variable was made."""
+    """The number at the end of a name: later variables have higher ones."""
     number = name.rpartition("_")[2]
     return int(number) if number.isdecimal() else 0
 
@@ -132,7 +133,7 @@ def _assign(name: str) -> None:
 
 @functools.cache
 def _watch_assignments() -> None:
-    """Notes from now on which variables get values that are not made of theirs."""
+    """Notes from now on which variables get values not computed from their own."""
     _after(ResourceVariable, "assign")
     # TensorFlow's checkpoints.
     _after(ResourceVariable, "_restore_from_tensors")
@@ -140,7 +141,7 @@ def _watch_assignments() -> None:
     import keras
 
     _except_within(keras.optimizers.Optimizer, "apply")
-    # What is added to a suspect value does not make it whole.
+    # An addition to a suspect value does not make it whole.
     _except_within(keras.Variable, "assign_add")
     _except_within(keras.Variable, "assign_sub")
 

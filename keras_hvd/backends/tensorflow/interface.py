@@ -1,4 +1,4 @@
-"""What the optimizer and the callbacks take of a framework; here, of TensorFlow.
+"""The interface to TensorFlow for the optimizer and the callbacks.
 
 They reach it as `keras_hvd.backends.current.framework`.
 """

@@ -22,12 +22,12 @@ def in_layer(layer: keras.layers.Layer) -> list[tf.Variable]:
             found.append(each)
         elif isinstance(each, tf.Module):
             found += each.variables
-    # What has no fixed shape holds what came by, such as a queue.
+    # A variable without a fixed shape holds passing data, such as a queue.
     return [each for each in found if each.shape.is_fully_defined()]
 
 
 class LayerVariable(keras.Variable):
-    """A `tf.Variable` of a layer, with what a weight of Keras has."""
+    """A `tf.Variable` of a layer, with the interface of a Keras weight."""
 
     def __init__(self, layer: keras.layers.Layer, variable: tf.Variable):
         # Keras would copy it.

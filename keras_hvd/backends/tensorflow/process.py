@@ -1,4 +1,4 @@
-"""What `init` does for TensorFlow, which it imports only where it must."""
+"""TensorFlow's part of `init`. TensorFlow is imported only where it must be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def note_failure() -> None:
 def prepare(rank: int, size: int, local_rank: int, local_size: int) -> None:
     """Readies this process for its job: where tensors live, and checks of its steps.
 
-    `rank` is its place in the job, and all others are what its launcher says.
+    `rank` is the place in the job, and the other numbers are the launcher's.
     """
     allocator.use(rank)
     # By the launcher's local rank, which no other part of its job has.
@@ -37,5 +37,5 @@ def prepare(rank: int, size: int, local_rank: int, local_size: int) -> None:
 
 def watch_steps() -> None:
     """Makes Keras check that the steps of all models reduce their gradients."""
-    # Far above this layer, and of no use where there is no Keras.
+    # The module is far above this layer, and of no use without Keras.
     importlib.import_module("keras_hvd.optimizer.traced_steps").install()

@@ -1,8 +1,8 @@
-"""Random numbers that differ between ranks, of layers and steps that users write.
+"""Random numbers that differ between ranks, in layers and steps that users write.
 
 Scripts give all ranks one seed. Keras' own layers have generators of their own, which
-continue with the rank. What `tf.random` and `keras.random` draw without a generator
-comes from a global seed instead: within a step, it is that of rank 0 plus the rank.
+continue with the rank. Draws of `tf.random` and `keras.random` without a generator use
+a global seed instead. Within a step, it is that of rank 0 plus the rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_hvd.job import basics, log
 # Set on a generator of Keras that continues with this rank's seed.
 _HAS_RANK = "_keras_hvd_has_rank"
 
-# Those that XLA compiles. It gives none of them a seed.
+# Ops that XLA compiles. It gives none of them a seed.
 _DRAWING_OPS = {
     "Multinomial",
     "RandomShuffle",
@@ -38,7 +38,7 @@ _DRAWING_OPS = {
 
 @contextlib.contextmanager
 def of_rank(rank: int) -> Iterator[None]:
-    """Gives what is drawn in this block, or in what is traced there, seeds of a rank.
+    """Seeds the random ops that are drawn or traced in this block by rank.
 
     Example:
 
@@ -100,7 +100,7 @@ def _warn_once(names: str) -> None:
 def install(is_distributed: Callable[[Any], bool]) -> None:
     """Makes the steps of models whose optimizer is distributed draw a rank's numbers.
 
-    A step of the user's own may reduce by itself, and does so too.
+    Also applies to a user's own step, which may reduce by itself.
 
     Example:
 
@@ -117,7 +117,7 @@ def install(is_distributed: Callable[[Any], bool]) -> None:
     def make_function(model, step_function):
         @functools.wraps(step_function)
         def step(data):
-            # A strategy does it for all that its replicas run.
+            # A strategy does it for all steps that its replicas run.
             is_replica = tf.distribute.has_strategy()
             if is_replica or basics.size() == 1 or not may_reduce(model):
                 return step_function(data)
@@ -132,7 +132,7 @@ def install(is_distributed: Callable[[Any], bool]) -> None:
 def continue_with_rank(generator: Any, seed: Any, rank: int) -> None:
     """Makes a generator continue with the ranks' seed, or state, plus this rank.
 
-    It is one of Keras, or a `tf.random.Generator`, whose state ends with its key.
+    The generator is Keras', or a `tf.random.Generator`, whose state ends with its key.
 
     Example:
 
@@ -150,7 +150,7 @@ def continue_with_rank(generator: Any, seed: Any, rank: int) -> None:
 
 
 def continue_global_generator(rank: int) -> None:
-    """The same for Keras' global generator, if there is one that has no rank yet.
+    """Makes Keras' global generator continue with the rank, unless it does already.
 
     Example:
 
@@ -163,14 +163,14 @@ def continue_global_generator(rank: int) -> None:
 
 
 def global_generator() -> Any:
-    """Keras' generator for what is drawn without one; it is made if there is none yet.
+    """Returns Keras' generator for draws without one; makes it if there is none.
 
     Example:
 
     >>> global_generator() is global_generator()
     True
     """
-    # To make it draws from Python's generator, from which users draw as well.
+    # Making it draws from Python's generator, from which users draw as well.
     state = random.getstate()
     try:
         return seed_generator.global_seed_generator()

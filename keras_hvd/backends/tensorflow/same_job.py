@@ -1,4 +1,4 @@
-"""What was made for a rank's place in a job is of use in no other job."""
+"""Refuses objects made for a rank's place in a job in any other job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEDY = (
 
 
 class Place:
-    """A rank's place in a process set, at the time at which something was made for it.
+    """A rank's place in a process set when an object was made for it.
 
     Example:
 
@@ -30,7 +30,7 @@ class Place:
     def require_same(self, what: str, remedy: str = _REMEDY) -> None:
         """Raises RuntimeError if the place is another, in another job.
 
-        Raises ValueError if the process set is not part of the job any more. What is
+        Raises ValueError if the process set is not part of the job any more. A function
         being traced makes the same check when it runs.
         """
         # Outside of a job there is no other rank, and collectives say so.

@@ -135,9 +135,9 @@ def _broadcast(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    """What ranks agree on first, and the root's values after assignment.
+    """Returns which root values are suspect, then the root's values after assignment.
 
-    The former says for each variable whether the root's value is suspect.
+    The former has an element for each variable.
     """
     number_of(process_set, function)
     if name is not None:

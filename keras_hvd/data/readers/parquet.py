@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _TENSORFLOW_IO = "tensorflow-io"
 _PYARROW = "pyarrow"
 
-# Arrow's types whose names are not TensorFlow's. What pyarrow says of NumPy's types
-# takes pandas.
+# Arrow's types whose names are not TensorFlow's. pyarrow's own conversion to NumPy's
+# types takes pandas.
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
@@ -165,7 +165,7 @@ def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
 
 
 def _stored(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that a column is read as; for times, that of the numbers in the file."""
+    """The type to read a column as; for times, the type of the numbers in the file."""
     import pyarrow
     from pyarrow import types
 

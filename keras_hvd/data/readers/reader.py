@@ -12,10 +12,10 @@ class Reader:
     """Opens files of one format. A dataclass whose fields are the options."""
 
     format: Any = None
-    """The format, as rank 0 has learned it. Pickled and sent to all ranks."""
+    """The format that rank 0 has learned. Pickled and sent to all ranks."""
 
     def learn(self, path: str) -> None:
-        """Reads the first file for what all files share, into `format`, on one rank.
+        """Learns all files' properties from the first, into `format`, on one rank.
 
         Raises ValueError if the file has another format.
         """

@@ -11,7 +11,7 @@ VERSIONS = "tensorflow-io 0.37.1, which loads on TensorFlow 2.16 only"
 
 
 def why_not() -> str:
-    """Why tensorflow-io cannot be used; "" if it can.
+    """Returns why tensorflow-io cannot be used; "" if it can.
 
     Example:
 
@@ -24,7 +24,7 @@ def why_not() -> str:
         return "tensorflow-io is not installed: pip install 'keras_hvd[io]'"
     try:
         load()
-    except Exception as error:  # whatever its libraries fail with
+    except Exception as error:  # its libraries may raise anything
         return f"it does not load: {error}"
     return ""
 

@@ -1,4 +1,4 @@
-"""What a diagnosis finds: a figure, a verdict and, if something is wrong, advice."""
+"""Findings of a diagnosis: a figure, a verdict and, if something is wrong, advice."""
 
 import enum
 import subprocess
@@ -18,7 +18,7 @@ _OBSTACLES = (
 
 
 class Verdict(enum.Enum):
-    """What a finding means for a job."""
+    """The meaning of a finding for a job."""
 
     OK = "ok"
     WARNING = "warning"  # a job runs, but slower or less safely than it could
@@ -32,7 +32,7 @@ class Finding:
     name: str
     figure: str
     verdict: Verdict = Verdict.OK
-    advice: str = ""  # what the user can do about it
+    advice: str = ""  # for the user
 
     def __str__(self) -> str:
         line = f"  {self.verdict.value:7}  {self.name:17}  {self.figure}"
@@ -61,7 +61,7 @@ def count(number: int, noun: str) -> str:
 
 
 def find(name: str, look: Callable[[], Finding]) -> Finding:
-    """Calls `look`; an error of it becomes a finding too.
+    """Calls `look`, and turns an error of it into a finding.
 
     Systems differ: a file that `look` reads may be missing or have another format.
 

@@ -17,7 +17,7 @@ _NO_LIMIT = 1 << 60
 
 
 def memory(ranks: int) -> Finding:
-    """Compares the free memory to what ranks take."""
+    """Compares the free memory to the needs of the ranks."""
     name = "memory"
     free = free_memory()
     limit = memory_limit()
@@ -49,7 +49,7 @@ def _available() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
-        # What is free at once: less than can be had.
+        # The memory that is free at once: less than a process can get.
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     fields = dict(line.split()[:2] for line in lines)
     return int(fields["MemAvailable:"]) << 10
@@ -61,7 +61,7 @@ def memory_limit() -> int | None:
 
 
 def open_files(ranks: int) -> Finding:
-    """Compares the limit of open files to what khvdrun and rank 0 keep open."""
+    """Compares the limit of open files to the needs of khvdrun and rank 0."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # khvdrun has a pipe and a log file for each stream of each rank. Rank 0 has a
     # connection to every other rank, and the files of Python, TensorFlow and the data.
@@ -83,7 +83,7 @@ def open_files(ranks: int) -> Finding:
 
 
 def processes(ranks: int) -> Finding:
-    """Compares the control groups' limit of threads to what TensorFlow starts."""
+    """Compares the control groups' limit of threads to the needs of TensorFlow."""
     name = "threads"
     left = None
     for path in cores.cgroup_files("pids", "pids.max"):
@@ -134,7 +134,7 @@ def _limited() -> list[tuple[Path, int]]:
 
 
 def _left(limited: tuple[Path, int]) -> int:
-    """Bytes that a group may still take, with the file pages that can be reclaimed."""
+    """Bytes that a group may still take, counting file pages that can be reclaimed."""
     group, limit = limited
     is_unified = (group / "memory.current").exists()
     used = group / ("memory.current" if is_unified else "memory.usage_in_bytes")

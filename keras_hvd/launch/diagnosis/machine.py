@@ -1,4 +1,4 @@
-"""The cores of this machine: how many a job gets, where they are, who else has them."""
+"""The cores of this machine: their number for a job, places, and other users."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from keras_hvd.launch.diagnosis.findings import Finding, warning
 
 _NODES = Path("/sys/devices/system/node")
 _TIMES = Path("/proc/stat")
-# How long to watch what other processes do.
+# How long to watch the activity of other processes.
 _WATCH_SECONDS = 0.4
 # If others use more than this share of the cores, every figure changes.
 _DISTURBING_SHARE = 0.15
@@ -66,7 +66,7 @@ def threads(ranks: int) -> Finding:
 
 
 def binding(ranks: int, bind_to: str) -> Finding:
-    """Tries `--bind-to cores`, and says what it gives each rank."""
+    """Tries `--bind-to cores`, and shows each rank's cores."""
     name = "binding"
     shares = cores.shares(ranks)
     before = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""Measures what ranks reach on this machine in a real job, and judges it."""
+"""Measures the speed of ranks on this machine in a real job, and judges it."""
 
 import json
 import os
@@ -45,10 +45,10 @@ _SLOW_IN_CACHED_COPIES = 15.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What a job's measuring ranks of this host found. Dicts are by size in bytes."""
+    """The figures of this host's measuring ranks. Dicts are by size in bytes."""
 
     ranks: int
-    largest: int  # bytes of the largest tensor, and of what was copied
+    largest: int  # bytes of the largest tensor, and of each copy
     alone: float  # seconds of the first rank's copy while the others slept
     together: dict[int, float]  # seconds of a copy by all ranks at once
     # "median" and "p90" of the seconds on the first rank, and "calls"
@@ -80,7 +80,7 @@ def wake_up() -> Finding:
 
 
 def new_memory(options: Options) -> Finding:
-    """Measures what large tensors cost if TensorFlow does not keep their memory."""
+    """Measures the cost of large tensors if TensorFlow does not keep their memory."""
     name = "new memory"
     size = _largest_size(1)
     pairs = [probes.touches(size) for _ in range(_TOUCHES)]
@@ -136,7 +136,7 @@ def run(options: Options) -> Figures | Finding:
 
 
 def judge(figures: Figures, options: Options) -> list[Finding]:
-    """Puts the figures into words."""
+    """Turns the figures into findings."""
     return [
         *_shared_memory(figures),
         *_copies(figures),
@@ -157,7 +157,7 @@ def _allreduces(figures: Figures, options: Options) -> list[Finding]:
 
 
 def _place(node: Node | None) -> list[str]:
-    """The options that say which of several hosts this one is."""
+    """The options for this host's place among several."""
     if node is None:
         return []
     place = ["--nnodes", str(node.count), "--node-rank", str(node.number)]

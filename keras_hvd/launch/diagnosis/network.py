@@ -1,4 +1,4 @@
-"""Looks at the network between the hosts of a job, and judges what they reach."""
+"""Looks at the network between the hosts of a job, and judges its speed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from keras_hvd.world.rendezvous.nodes import Node
 _INTERFACES = Path("/sys/class/net")
 _MEBIBYTE = 1 << 20
 
-# Hosts of one building are a tenth of a millisecond apart, with all that is in between.
+# Hosts of one building are a tenth of a millisecond apart, including the devices
+# between them.
 _SLOW_TRIP = 2e-3
-# What TCP reaches of an interface's speed without effort.
+# The share of an interface's speed that TCP reaches without effort.
 _USUAL_SHARE = 0.5
 
 
@@ -52,10 +53,10 @@ def trip(seconds: float) -> Finding:
 
 
 def rate(allreduce: Mapping[int, float], node: Node) -> list[Finding]:
-    """Judges what each host sends, from the seconds of allreduces by bytes."""
+    """Judges each host's sending rate, from the seconds of allreduces by bytes."""
     try:
         speed = _speed(_interface_of(node))
-    except (OSError, RendezvousError):  # as `interface` has said
+    except (OSError, RendezvousError):  # reported by `interface`
         speed = 0
     findings = []
     for size, seconds in allreduce.items():
@@ -107,7 +108,7 @@ def _leads_out(name: str) -> bool:
 
 
 def _speed(name: str) -> int:
-    """An interface's speed in bits per second; 0 if it is down or does not say."""
+    """An interface's speed in bits per second; 0 if it is down or does not tell."""
     try:
         megabits = int((_INTERFACES / name / "speed").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the machine itself gives: copying memory and waking a sleeping process."""
+"""Probes of the machine itself: copying memory and waking a sleeping process."""
 
 import ctypes
 import mmap

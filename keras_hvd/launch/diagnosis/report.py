@@ -1,4 +1,4 @@
-"""The whole diagnosis: what is checked, in which order, and how it is shown."""
+"""The whole diagnosis: the checks, their order, and their output."""
 
 import functools
 import platform
@@ -25,7 +25,8 @@ _Look = tuple[str, Callable[[], Finding]]
 def run(options: Options) -> int:
     """Checks, measures, and prints a line for each finding.
 
-    Returns 0 if a job of that many ranks would run, 1 if not, and 130 after Ctrl-C.
+    Returns 0 if a job of `options.ranks` ranks would run, 1 if not, and 130 after
+    Ctrl-C.
     """
     try:
         return _diagnose(options)

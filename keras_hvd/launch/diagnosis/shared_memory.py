@@ -114,7 +114,7 @@ def _name_of(user: int) -> str:
 
 
 def _in_use(files: set[Path]) -> set[Path]:
-    """Those files that a visible process has mapped or open."""
+    """Returns the files that a visible process has mapped or open."""
     used: set[Path] = set()
     for process in _processes():
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Horovod's `horovodrun` with Gloo, on one host.
 
-Its variables without a place to meet are `khvdrun`'s, which sets them for scripts, and
-left to a process that is not to be a rank.
+Without a place to meet, its variables are `khvdrun`'s, which sets them for scripts and
+leaves them to a process that must not be a rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
-    """The place that `horovodrun` has given to it. Raises LaunchEnvironmentError."""
+    """The place from `horovodrun` for this process. Raises LaunchEnvironmentError."""
     hosts = integer(variables, "HOROVOD_CROSS_SIZE", 1)
     if hosts > 1:
         raise many_hosts(f"HOROVOD_CROSS_SIZE={hosts}")

@@ -1,4 +1,4 @@
-"""`khvdrun`, and whoever sets its variables."""
+"""`khvdrun`, and other programs that set its variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
-    """The place that `khvdrun` has given to it. Raises LaunchEnvironmentError."""
+    """The place from `khvdrun` for this process. Raises LaunchEnvironmentError."""
     names = beginning("KERAS_HVD_")
     if rendezvous := variables.get(RENDEZVOUS):
         job = variables.get("KERAS_HVD_JOB", "")

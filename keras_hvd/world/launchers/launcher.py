@@ -1,4 +1,4 @@
-"""What every launcher says: who a process is, and how it meets the others."""
+"""The interface of launchers: a process' place, and its way to meet the others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class World:
             from 0; None until the ranks have met.
         cross_size: Number of hosts with a process of this local rank; None until the
             ranks have met.
-        job: A name that no other running job on this host has; "" if rank 0 makes one
-            up when the ranks meet.
+        job: A name that no other running job on this host has; "" if rank 0 makes up
+            one when the ranks meet.
         rendezvous: HOST:PORT where the ranks meet; None if all are on one host.
-        host_key: What sets this process' host apart, if the user says so.
-        way: How the ranks of several hosts meet, where their launcher lets them.
+        host_key: Sets this process' host apart, if the user gives one.
+        way: How the ranks of several hosts meet, if their launcher helps.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class World:
 
 
 class Way(abc.ABC):
-    """How ranks that a launcher has started on several hosts learn where to meet."""
+    """The way by which a launcher's ranks on several hosts learn where to meet."""
 
     parts_meet: ClassVar[bool] = False
     """Whether the members of a part of the ranks find each other."""
@@ -61,7 +61,7 @@ class Way(abc.ABC):
         place: Place,
         timeout: float,
     ) -> Arrangement:
-        """Where these of the ranks meet. Raises RendezvousError.
+        """Arranges where these of the ranks meet. Raises RendezvousError.
 
         All but the first of them wait until it has told them. `world` is of all ranks,
         `place` of the members.
@@ -69,18 +69,18 @@ class Way(abc.ABC):
 
 
 class WayOfMpi(Way):
-    """One whose MPI can carry tensors between hosts."""
+    """A way whose MPI can carry tensors between hosts."""
 
     @abc.abstractmethod
     def communicator(self, world: World, timeout: float) -> Any:
-        """One for the engine alone. All ranks call this. Raises RendezvousError."""
+        """The engine's own communicator. All ranks call it. Raises RendezvousError."""
 
 
 class Launcher(Protocol):
-    """What is to be known of a launcher. Modules and objects have it."""
+    """The functions of a launcher. Modules and objects have them."""
 
     def is_here(self, variables: Mapping[str, str]) -> bool:
-        """Whether it has started the process that has these variables."""
+        """Whether it has started the process with these variables."""
 
     def world(self, variables: Mapping[str, str]) -> World:
         """The place that it has given to that process.

@@ -1,6 +1,6 @@
-"""How ranks that `mpirun` has started on several hosts learn where to meet.
+"""The way by which `mpirun`'s ranks on several hosts learn where to meet.
 
-Rank 0 sends the others a fresh secret and where it listens, once, by mpi4py. It imports
+Rank 0 sends the others a fresh secret and its addresses, once, by mpi4py. It imports
 mpi4py, which initializes MPI, only then.
 """
 
@@ -30,11 +30,11 @@ from keras_hvd.world.rendezvous.secret import Secret
 _TAG = 29400  # MPI promises tags up to 32767
 _MOST_BYTES = 1 << 18
 _SECRET_BYTES = 32
-# MPI has nothing to sleep on, so who waits looks ever more rarely.
+# MPI has nothing to sleep on, so a waiting rank looks ever more rarely.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.02
 
-# As mpi4py calls them, and their libraries.
+# The MPIs by mpi4py's names, and their libraries.
 _FAMILIES = {
     "Open MPI": ("openmpi", "libmpi.so.40"),
     "MPICH": ("mpich", "libmpi.so.12"),
@@ -42,7 +42,7 @@ _FAMILIES = {
 _ABI = "MPI4PY_MPIABI"
 
 
-# MPI may still use the memory of what a start left unfinished.
+# MPI may still use the memory of requests that a start left unfinished.
 _in_flight: list[Any] = []
 
 
@@ -77,7 +77,7 @@ class ByMpi(WayOfMpi):
 def communicator(family: str, rank: int, size: int) -> Any:
     """mpi4py's communicator of all ranks that `mpirun` has started.
 
-    Raises RendezvousError if there is none, or it is one of other processes.
+    Raises RendezvousError if there is none, or if it is for other processes.
     """
     try:
         MPI = _mpi4py(family)
@@ -139,7 +139,7 @@ def duplicate(world: Any, timeout: float) -> Any:
         "for tensors, after all had met: look at their own errors, and let no thread "
         "of the script use MPI.COMM_WORLD for collectives during keras_hvd.init()",
     )
-    # So that the engine hears of them.
+    # So that the engine gets the errors.
     from mpi4py import MPI
 
     communicator.Set_errhandler(MPI.ERRORS_RETURN)
@@ -168,12 +168,12 @@ def _mpi4py(family: str) -> Any:
 
 
 def _choose(family: str) -> None:
-    """Has an mpi4py that is built for several families use this one."""
+    """Makes an mpi4py that is built for several families use this one."""
     abi, library = _FAMILIES[family]
     chosen = os.environ.get(_ABI)
     others = [each for each, (its, _) in _FAMILIES.items() if its == chosen != abi]
     if others:
-        # That MPI would end this process, without a word of what is wrong.
+        # That MPI would end this process without an explanation.
         raise RendezvousError(
             f"the mpirun of {family} started this process, and mpi4py is to use "
             f"{others[0]} ({_ABI}={chosen}): start the job with the mpirun of "
@@ -181,7 +181,7 @@ def _choose(family: str) -> None:
         )
     if chosen is None and "MPI4PY_LIBMPI" not in os.environ:
         os.environ[_ABI] = abi
-        # Where pip and conda put it. Elsewhere the system finds it.
+        # The place of pip and conda. Elsewhere the system finds it.
         with contextlib.suppress(OSError):
             ctypes.CDLL(os.path.join(sys.prefix, "lib", library))
 
@@ -189,7 +189,7 @@ def _choose(family: str) -> None:
 def invite(
     world: Any, members: Sequence[int], interfaces: Sequence[str]
 ) -> Arrangement:
-    """The first of these ranks listens, and is to tell the others where.
+    """Makes the first of these ranks listen; its arrangement tells the others where.
 
     Raises RendezvousError.
     """
@@ -220,7 +220,7 @@ async def _send(world: Any, others: Sequence[int], message: bytes) -> None:
 
 
 def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
-    """Waits for what the first of these ranks sends. Raises RendezvousError."""
+    """Waits for the message of the first of these ranks. Raises RendezvousError."""
     message = bytearray(_MOST_BYTES)
     request = world.Irecv(message, source=members[0], tag=_TAG)
     _in_flight.append((message, request))
@@ -240,7 +240,7 @@ def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
 
 
 def _pauses() -> Iterator[float]:
-    """How long to pause before one looks again."""
+    """The pauses between two looks."""
     seconds = _FIRST_PAUSE_SECONDS
     while True:
         yield seconds
@@ -248,7 +248,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _version(MPI: Any) -> str:
-    """The MPI of mpi4py, by its name and version."""
+    """Name and version of mpi4py's MPI."""
     shown = " ".join(MPI.Get_library_version().split("\n")[0].split())
     return shown.split(",")[0].replace("Version: ", "").rstrip("\0")
 

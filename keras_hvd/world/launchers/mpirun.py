@@ -41,7 +41,7 @@ class Mpirun:
 
     mpi: str
     sign: str
-    """A variable that nothing else sets."""
+    """A variable that no other program sets."""
 
     names: Names
     job: Callable[[Mapping[str, str]], str]
@@ -51,11 +51,11 @@ class Mpirun:
         return self.sign in variables
 
     def world(self, variables: Mapping[str, str]) -> World:
-        """The place in a job on one host, or the way to meet those of others."""
+        """The place in a job on one host, or the way to meet ranks of other hosts."""
         rendezvous = variables.get(RENDEZVOUS) or None
         if rendezvous is None and is_one_host(variables, self.names):
             return on_one_host(variables, self.names, self.job(variables))
-        # Its hosts do not know the same name of the job.
+        # The hosts do not know a common name of the job.
         world = on_any_hosts(variables, self.names, "", rendezvous)
         return world if rendezvous else dataclasses.replace(world, way=ByMpi(self.mpi))
 
@@ -74,7 +74,7 @@ def _mpich_job(variables: Mapping[str, str]) -> str:
         try:
             status = Path(f"/proc/{process}/stat").read_text()
         except OSError:
-            # One that is hidden is another user's, and so no such ancestor.
+            # A hidden process is another user's, and so no such ancestor.
             break
         # The name is in parentheses and may contain parentheses.
         name, _, fields = status.partition("(")[2].rpartition(")")

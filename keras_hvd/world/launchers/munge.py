@@ -1,4 +1,4 @@
-"""Credentials of MUNGE, by which a cluster's nodes know who a message is from.
+"""Credentials of MUNGE, by which a cluster's nodes know the sender of a message.
 
 Slurm's nodes have MUNGE. Its library is opened when it is first needed.
 """
@@ -15,7 +15,7 @@ from keras_hvd.exceptions import RendezvousError
 
 _LIBRARY = "libmunge.so.2"
 
-# Of munge.h.
+# From munge.h.
 _CIPHER_TYPE, _AES128 = 0, 4
 _UID_RESTRICTION = 9
 _SUCCESS, _NO_SERVER = 0, 6
@@ -26,11 +26,11 @@ class UnavailableError(RendezvousError):
 
 
 class CredentialError(Exception):
-    """What is no credential, or one that is expired, replayed or for another user."""
+    """The content is no credential, or an expired, replayed or another user's one."""
 
 
 def encode(content: bytes, uid: int) -> bytes:
-    """A credential with this content, which only processes of that user can decode.
+    """A credential with this content, which only that user's processes can decode.
 
     Raises UnavailableError.
     """
@@ -38,7 +38,7 @@ def encode(content: bytes, uid: int) -> bytes:
     credential = ctypes.c_void_p()
     try:
         with _context() as context:
-            # Whatever the cluster's default is.
+            # Regardless of the cluster's default.
             library.munge_ctx_set(context, _CIPHER_TYPE, ctypes.c_int(_AES128))
             library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint(uid))
             output = ctypes.byref(credential)
@@ -52,7 +52,7 @@ def encode(content: bytes, uid: int) -> bytes:
 
 
 def decode(credential: bytes) -> tuple[bytes, int]:
-    """The content of a credential, and the user that made it.
+    """The content of a credential, and the user who made it.
 
     Raises CredentialError, UnavailableError.
     """
@@ -107,7 +107,7 @@ def _library() -> ctypes.CDLL:
     library.munge_encode.argtypes = [pointer, pointer, text, number]
     library.munge_decode.argtypes = [text, *[pointer] * 5]
     library.munge_strerror.restype = text
-    # The C library's: the symbols that a library needs are found through it.
+    # The C library's: a library's handle also finds the symbols that it needs.
     library.free.argtypes = [pointer]
     library.free.restype = None
     return library

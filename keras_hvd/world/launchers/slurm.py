@@ -1,10 +1,10 @@
-"""How ranks that `srun` has started on several nodes learn where to meet.
+"""The way by which `srun`'s ranks on several nodes learn where to meet.
 
 Rank 0 listens on the step's first node, at a port that follows from the numbers of the
-job and the step, or at one of the next. There it hands out a fresh secret, and where
-the ranks meet, as a credential of MUNGE: only processes of the same user can read it,
-and it holds a number that the asking rank has drawn, so an earlier one is of no use.
-Where the user has set a secret, the ranks meet at that port at once.
+job and the step, or at one of the next. There it hands out a fresh secret and the place
+to meet, as a credential of MUNGE. Only processes of the same user can read it. It holds
+a number that the asking rank has drawn, so an earlier one is of no use. If the user has
+set a secret, the ranks meet at that port at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from keras_hvd.world.rendezvous.secret import Secret
 
 # Below the ports that Linux gives to connections.
 _FIRST_PORT, _LAST_PORT = 16384, 32767
-# Where other programs may have some of them.
+# Other programs may have some of them.
 _TRIED_PORTS = 4
 
 _SECRET_BYTES = 32
@@ -72,10 +72,10 @@ class Step(Way):
         return range(first, first + _TRIED_PORTS)
 
     def places(self, interfaces: Sequence[str]) -> list[Address]:
-        """Where to look for rank 0, in the order to try. Raises RendezvousError."""
+        """The places to look for rank 0, in order. Raises RendezvousError."""
         hosts = [self.first_node]
         if self.is_on_first_node:
-            # There its name may stand for a loopback address.
+            # On that node, its name may stand for a loopback address.
             hosts = network_interfaces.reachable(interfaces)
         return [Address(host, port) for port in self.ports() for host in hosts]
 
@@ -102,7 +102,7 @@ class Step(Way):
 
 
 def _invite(step: Step, interfaces: Sequence[str]) -> Arrangement:
-    """Rank 0 listens, and is to tell the others where."""
+    """Makes rank 0 listen; its arrangement tells the others where."""
     content = secrets.token_bytes(_SECRET_BYTES)
     with contextlib.ExitStack() as opened:
         asked_at = [opened.enter_context(one) for one in _listen(step, interfaces)]
@@ -110,7 +110,7 @@ def _invite(step: Step, interfaces: Sequence[str]) -> Arrangement:
         meeting_at = [opened.enter_context(one) for one in listen_at_free_ports(hosts)]
         places = [Address(*one.getsockname()[:2]) for one in meeting_at]
         told = {"step": step.name, "addresses": places, "secret": content.hex()}
-        # Whether it can be done shows before others rely on it.
+        # A failure must show before others rely on it.
         _credential(told, b"")
         opened.pop_all()
     return Arrangement(
@@ -157,7 +157,7 @@ async def _hand_out(
         stream.close()
 
     async def welcome(_: None) -> None:
-        """Nothing more follows."""
+        """Does nothing: nothing more follows."""
 
     with contextlib.closing(Listener(loop, answer, welcome)) as listener:
         for each in listening:
@@ -173,7 +173,7 @@ def _credential(told: dict[str, Any], nonce: bytes) -> bytes:
 def _accept(
     step: Step, rank: int, interfaces: Sequence[str], timeout: float
 ) -> Arrangement:
-    """Asks rank 0, when it is there."""
+    """Asks rank 0, once it is there."""
     # Without MUNGE there is nothing to wait for.
     munge.encode(b"", os.geteuid())
 
@@ -206,14 +206,14 @@ def _accept(
 
 
 def _read(step: Step, nonce: bytes, credential: bytes) -> Arrangement:
-    """What rank 0 has told. Raises UnprovenError if it is from somebody else."""
+    """Reads rank 0's message. Raises UnprovenError if it is from another sender."""
     try:
         content, uid = munge.decode(credential)
     except munge.CredentialError as error:
         raise UnprovenError(f"MUNGE refuses what it sent: {error}") from None
     if uid != os.geteuid():
         raise UnprovenError(f"it is a process of user {uid}")
-    # Somebody else may repeat what this user has made for something else.
+    # Another user may repeat a credential that this user has made for another purpose.
     try:
         told = json.loads(content)
         said = told["step"], told["nonce"]

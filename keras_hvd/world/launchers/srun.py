@@ -26,7 +26,7 @@ _FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
 # Slurm writes the nodes a01 to a03, a07 and b as a[01-03,07],b.
 _FIRST_NODE = re.compile(r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", re.A)
 _LONGEST_NODE = 253
-# And 2, 2, 2 and 1 tasks on four nodes as 2(x3),1.
+# Slurm writes 2, 2, 2 and 1 tasks on four nodes as 2(x3),1.
 _TASKS = re.compile(r"(\d{1,10})(?:\(x(\d{1,10})\))?", re.A)
 
 _NAMES = Names(
@@ -49,7 +49,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
-    """The place that `srun` has given to it. Raises LaunchEnvironmentError."""
+    """The place from `srun` for this process. Raises LaunchEnvironmentError."""
     nodes = integer(variables, "SLURM_STEP_NUM_NODES", 1)
     step = text_of(variables, "SLURM_STEP_ID")
     job = f"slurm-{text_of(variables, 'SLURM_JOB_ID')}.{step}"

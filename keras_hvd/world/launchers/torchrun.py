@@ -29,7 +29,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
-    """The place that `torchrun` has given to it. Raises LaunchEnvironmentError."""
+    """The place from `torchrun` for this process. Raises LaunchEnvironmentError."""
     store = text_of(variables, "MASTER_ADDR")
     port = integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
     job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"

@@ -32,7 +32,7 @@ class Names(NamedTuple):
 
 
 def beginning(prefix: str) -> Names:
-    """Those that begin so, and end as ours do."""
+    """The variables with this prefix, and the endings of ours."""
     return Names(*(prefix + name.upper() for name in Names._fields))
 
 

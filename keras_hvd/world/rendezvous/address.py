@@ -25,7 +25,7 @@ class Address(NamedTuple):
 
     @property
     def family(self) -> socket.AddressFamily:
-        """Of an IP address."""
+        """The family of an IP address."""
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     @property
@@ -35,7 +35,7 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Reads HOST:PORT. Raises ValueError, which says what is wrong.
+    """Reads HOST:PORT. Raises ValueError with the reason.
 
     Example:
 

@@ -31,29 +31,29 @@ class UnprovenError(OSError):
 
 
 class RefusedError(UnprovenError):
-    """The other end says that this process' proof is wrong."""
+    """The other end tells that this process' proof is wrong."""
 
 
 class Tls(Protocol):
     """TLS over a connected socket, which does not block."""
 
     def handshake(self) -> int:
-        """Goes on with the handshake; returns what to wait for, or 0 at its end.
+        """Continues the handshake; returns what to wait for, or 0 at its end.
 
         Raises OSError, as UnprovenError if the other end does not have the key.
         """
 
     def send(self, content: memoryview, /) -> int:
-        """As a socket does. Afterwards the same bytes must come first, if it blocks."""
+        """Like `socket.send`. After blocking, the same bytes must come first."""
 
     def recv(self, size: int, /) -> bytes:
-        """As a socket does. Raises MessageError too, for what was changed."""
+        """Like `socket.recv`. Raises MessageError too, if bytes were changed."""
 
     def close(self) -> None:
-        """Ends it, and leaves the socket open."""
+        """Ends TLS, and leaves the socket open."""
 
     def detach(self) -> int:
-        """Hands it over to the engine, as an address."""
+        """Hands TLS over to the engine, as an address."""
 
 
 BeginTls = Callable[[socket.socket, Role, bytes, bytes], Tls]
@@ -61,7 +61,7 @@ BeginTls = Callable[[socket.socket, Role, bytes, bytes], Tls]
 
 
 class Stream:
-    """The bytes of a connection, until a time."""
+    """The bytes of a connection, until a deadline."""
 
     def __init__(self, connected: socket.socket, deadline: float):
         connected.setblocking(False)
@@ -72,7 +72,7 @@ class Stream:
     async def begin_tls(
         self, begin: BeginTls, role: Role, credentials: tuple[bytes, bytes]
     ) -> None:
-        """From here on all is encrypted. Raises OSError."""
+        """Encrypts everything from here on. Raises OSError."""
         self.tls = begin(self.socket, role, *credentials)
         while event := self.tls.handshake():
             await self._wait(event)
@@ -87,7 +87,7 @@ class Stream:
                 await self._wait(WRITE)
 
     async def receive(self, size: int) -> bytes:
-        """Receives so many bytes, and takes no more than these.
+        """Receives exactly `size` bytes.
 
         Raises OSError, and MessageError if TLS shows that they were changed.
         """
@@ -114,7 +114,7 @@ class Stream:
     def _send(self, content: memoryview) -> int:
         if self.tls is not None:
             return self.tls.send(content)
-        # Whoever closed the other end must not end this process.
+        # A closed other end must not end this process.
         return self.socket.send(content, socket.MSG_NOSIGNAL)
 
     async def _wait(self, event: int) -> None:
@@ -141,15 +141,15 @@ class ProvenConnection:
         await self.send_packed(pack(message))
 
     async def send_packed(self, content: bytes) -> None:
-        """Sends what `messages.pack` has returned, or any bytes. Raises OSError."""
+        """Sends the result of `messages.pack`, or any bytes. Raises OSError."""
         await self.stream.send(self._sealer.seal(content))
 
     async def receive(self, limit: int) -> dict[str, Any]:
-        """Receives a message of at most so many bytes. Raises OSError, MessageError."""
+        """Receives a message of at most `limit` bytes. Raises OSError, MessageError."""
         return self._opener.open(*await self._receive(limit))
 
     async def receive_packed(self, limit: int) -> bytes:
-        """Receives bytes, at most so many. Raises OSError, MessageError."""
+        """Receives at most `limit` bytes. Raises OSError, MessageError."""
         header, content = await self._receive(limit)
         self._opener.check(header, content)
         return content
@@ -162,7 +162,7 @@ class ProvenConnection:
 
 @dataclass(frozen=True)
 class Call:
-    """Who connects to whom, and what for."""
+    """A connection to make: its two ends, and its purpose."""
 
     key: bytes
     purpose: Purpose
@@ -222,12 +222,12 @@ async def prove_as_server(
 def proving(
     key: bytes, tls: BeginTls | None, is_expected: Callable[[Hello], bool]
 ) -> Callable[[Stream], Coroutine[Any, Any, ProvenConnection]]:
-    """What has an accepted connection prove itself, if its hello is expected."""
+    """Makes an accepted connection prove itself, if its hello is expected."""
     return lambda stream: prove_as_server(stream, key, tls, is_expected)
 
 
 def _agree(mine: Hello, theirs: Hello) -> bool:
-    """Whether both go on in the same way; if not, both know, and say so."""
+    """Whether both go on in the same way; if not, both know, and report it."""
     return (mine.version, mine.tls) == (theirs.version, theirs.tls)
 
 
@@ -236,7 +236,7 @@ async def connect(
 ) -> ProvenConnection:
     """Connects to a process of this job, and tries again until it is there.
 
-    When it is too late, raises the OSError that says most. Raises RefusedError at once,
+    At the deadline, raises the most telling OSError. Raises RefusedError at once,
     unless the process may be at another port.
     """
 
@@ -252,7 +252,7 @@ async def reach(
     sources: Sequence[str],
     deadline: float,
 ) -> _Result:
-    """Connects, and tries again until `speak` succeeds with who is there.
+    """Connects, and tries again until `speak` succeeds with the other end.
 
     Raises as `connect` does.
     """
@@ -280,7 +280,7 @@ async def _reach_one(
     sources: Sequence[str],
     deadline: float,
 ) -> _Result:
-    """Connects to the first of these addresses where the process is."""
+    """Connects to the first of these addresses at which the process is."""
     failure = OSError("it has no address of the right family")
     for address in addresses:
         source = _source(sources, address)
@@ -296,7 +296,7 @@ async def _reach_one(
                 await _open(stream, source, address)
                 result = await speak(stream)
             except OSError as error:
-                # The one that says most.
+                # Keeps the most telling error.
                 if isinstance(error, RefusedError) or not isinstance(
                     failure, UnprovenError
                 ):
@@ -329,7 +329,7 @@ async def _open(stream: Stream, source: str, address: Address) -> None:
     if code != 0:
         raise OSError(code, os.strerror(code))
     if opening.getsockname() == opening.getpeername():
-        # Where nobody listens, a port of this host may be connected with itself.
+        # Without a listener, a port of this host may be connected with itself.
         raise ConnectionRefusedError(
             errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)
         )

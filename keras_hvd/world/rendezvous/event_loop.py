@@ -25,7 +25,7 @@ WRITE = selectors.EVENT_WRITE
 
 @dataclass(frozen=True)
 class _Wait:
-    """What a coroutine waits for: a socket or a condition, but not after a time."""
+    """A coroutine's wait: for a socket or a condition, until a deadline."""
 
     descriptor: int = -1
     event: int = 0
@@ -39,7 +39,7 @@ def _suspend(wait: _Wait) -> Generator[_Wait, bool, bool]:
 
 
 async def ready(waited_for: socket.socket, event: int, deadline: float) -> bool:
-    """Waits until a socket can be read or written; False if it is too late.
+    """Waits until a socket can be read or written; False after the deadline.
 
     Example:
 
@@ -55,7 +55,7 @@ async def ready(waited_for: socket.socket, event: int, deadline: float) -> bool:
 
 
 async def until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Waits for what other coroutines bring about; False if it is too late.
+    """Waits until other coroutines make a condition true; False after the deadline.
 
     Example:
 
@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool], deadline: float) -> bool:
 
 
 async def pause(seconds: float) -> None:
-    """Lets others run.
+    """Lets other coroutines run.
 
     Example:
 
@@ -87,8 +87,8 @@ class Task:
 class EventLoop:
     """Runs coroutines until the main one has ended.
 
-    An exception that one of them does not catch ends all. At most one waits for the
-    same event of a socket.
+    An exception that one of them does not catch ends all. At most one coroutine waits
+    for the same event of a socket.
 
     Example:
 
@@ -107,10 +107,10 @@ class EventLoop:
     def __init__(self) -> None:
         self._selector = selectors.EpollSelector()
         self._waits: dict[Task, _Wait] = {}
-        # Of these. A rank of a large job has thousands of waits, and is woken for each:
-        # a wake must not look at all of them.
+        # The conditions among the waits. A rank of a large job has thousands of waits,
+        # and is woken for each: a wake must not look at all of them.
         self._conditions: dict[Task, Callable[[], bool]] = {}
-        # A heap; those of waits that have ended stay in it until they are the next.
+        # A heap. Deadlines of waits that have ended stay in it until they are the next.
         self._deadlines: list[tuple[float, int, Task, _Wait]] = []
         self._order = itertools.count()
         self._by_event: dict[tuple[int, int], Task] = {}
@@ -127,7 +127,7 @@ class EventLoop:
             self.close()
 
     def fileno(self) -> int:
-        """What another loop watches for reading, to call `poll` then."""
+        """The descriptor that another loop watches for reading, to call `poll` then."""
         return self._selector.fileno()
 
     def poll(self) -> None:
@@ -219,7 +219,7 @@ class EventLoop:
             self._watch(wait.descriptor)
 
     def _watch(self, descriptor: int) -> None:
-        """Tells the selector which events of a socket coroutines wait for."""
+        """Tells the selector the events of a socket for which coroutines wait."""
         events = sum(
             each for each in (READ, WRITE) if (descriptor, each) in self._by_event
         )

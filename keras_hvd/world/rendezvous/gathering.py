@@ -33,7 +33,7 @@ from keras_hvd.world.rendezvous.proof import Hello, Purpose
 # After the deadline, for a verdict that is the same everywhere.
 _VERDICT_SECONDS = 2.0
 
-# Between two looks whether this host has the address.
+# Between two checks whether this host has the address.
 _PAUSE_SECONDS = 0.5
 
 _MOST_TOLD_BYTES = 1 << 16
@@ -57,7 +57,7 @@ class Group:
     ('ranks 1 and 2', 'rank 3', 'node0:29400')
     """
 
-    member: str  # what a member is called: rank or node
+    member: str  # the noun for a member: rank or node
     purpose: Purpose
     number: int  # of this member
     count: int  # of all members
@@ -66,14 +66,14 @@ class Group:
     timeout: float  # seconds
     interfaces: Sequence[str] = ()
     tls: BeginTls | None = None
-    # Member 0's own, if it listens already.
+    # Member 0's sockets, if it listens already.
     listening: Sequence[socket.socket] = ()
-    # Tells the user what member 0 waits for.
+    # Shows the user a text about the wait of member 0.
     say: Callable[[str], None] | None = None
 
     @property
     def place(self) -> str:
-        """Where they meet, in messages."""
+        """The place to meet, in messages."""
         return " or ".join(map(str, self.addresses))
 
     def resolved(self) -> list[Address]:
@@ -81,7 +81,7 @@ class Group:
         return [one for each in self.addresses for one in addresses.resolve(each)]
 
     def name(self, numbers: Sequence[int]) -> str:
-        """What members are called in messages."""
+        """The names of members in messages."""
         shown = [str(number) for number in numbers[:_MOST_NAMED]]
         if len(numbers) > _MOST_NAMED:
             shown.append(f"{len(numbers) - _MOST_NAMED} more")
@@ -110,8 +110,8 @@ class _Member:
 class Convener:
     """Member 0, as it meets the others. `loop` is running, and everything ends with it.
 
-    `objection` says what is wrong with what a member, by its number, tells of itself;
-    "" if nothing.
+    `objection` checks a member's message about itself, by the member's number, and
+    returns what is wrong with it; "" if nothing.
     """
 
     def __init__(
@@ -144,24 +144,24 @@ class Convener:
             self._listener.start(each)
 
     async def told(self) -> list[dict[str, Any]]:
-        """Waits for what each of the other members tells of itself, in their order."""
+        """Waits for the message of each other member about itself, in their order."""
         others = self._group.count - 1
         await self._until(lambda: len(self._members) == others, self._missing)
-        # Who comes now has nothing to wait for.
+        # A member that comes now has nothing to wait for.
         self._listener.close()
         return [self._members[number].told for number in range(1, others + 1)]
 
     async def answer(self, *answers: dict[str, Any]) -> None:
         """Sends each of the others its answer, or all of them the same."""
-        # Once: of thousands of ranks, a table is as long as they are many.
+        # Packed once: for thousands of ranks, a table is long.
         packed = [pack(each) for each in answers]
         for number, member in self._members.items():
-            # Who is gone is noticed where it is waited for.
+            # A lost member is noticed where it is waited for.
             with contextlib.suppress(OSError):
                 await member.proven.send_packed(packed[(number - 1) % len(packed)])
 
     async def heard(self) -> list[dict[str, Any]]:
-        """Waits until each of the others has said one thing more, in their order."""
+        """Waits for one more message of each of the others, in their order."""
         members = [member for _, member in sorted(self._members.items())]
         await self._until(lambda: all(one.said for one in members), self._not_ready)
         return [one.said.popleft() for one in members]
@@ -177,7 +177,7 @@ class Convener:
         return self._failure
 
     def fail(self, text: str) -> None:
-        """Has the current or next wait end with this error, unless there is one."""
+        """Makes the current or next wait end with this error, unless there is one."""
         self._failure = self._failure or text
 
     def close(self) -> None:
@@ -230,12 +230,12 @@ class Convener:
             self.fail(f"a message of {name} ({proven.host}) is refused: {error}")
             return
         except OSError:
-            # It may have given this connection up, and come by another one.
+            # The member may have given this connection up, and come by another one.
             return
         member = _Member(proven, told)
         self._seat(proven.peer, member, name)
         await self._follow(member, name)
-        # What all are told goes this way too.
+        # The shared verdict goes this way too.
         await event_loop.pause(math.inf)
 
     def _seat(self, number: int, member: _Member, name: str) -> None:
@@ -259,7 +259,7 @@ class Convener:
                 self.fail(f"{name}, {member}: {objection}")
 
     async def _follow(self, member: _Member, name: str) -> None:
-        """Receives what a member says after it has come."""
+        """Receives the messages of a member after its first."""
         while True:
             try:
                 message = await member.proven.receive(_MOST_TOLD_BYTES)
@@ -305,7 +305,7 @@ class Convener:
 
     def _not_ready(self) -> str:
         missing = [n for n, member in self._members.items() if not member.said]
-        # If all others are, they wait for this one.
+        # If all others are ready, they wait for this one.
         return (
             f"{self._group.name(missing or [0])} could not connect to the others "
             f"within {self._group.timeout:g} s"
@@ -325,7 +325,7 @@ class Attendee:
         self._proven: ProvenConnection
 
     async def connect(self) -> str:
-        """Connects to member 0, when it is there; returns this host's IP address."""
+        """Connects to member 0, once it is there; returns this host's IP address."""
         group = self._group
         place = group.purpose, group.number, 0
         call = Call(group.key, *place, group.sources(), group.tls)
@@ -353,15 +353,15 @@ class Attendee:
         return proven.stream.socket.getsockname()[0]
 
     async def tell(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Tells member 0 of this one, and waits for the answer."""
+        """Sends member 0 the message about this member, and waits for the answer."""
         await self._send(told)
         self._loop.start(self._follow())
         return await self._next(self._deadline)
 
     async def say(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Says one thing more, and waits for the answer, when all have said theirs."""
+        """Sends one more message, and waits for the answer once all have done so."""
         await self._send(message)
-        # Who is not ready at the deadline can say why.
+        # A member that is not ready at the deadline can still report why.
         return await self._next(self._deadline + _VERDICT_SECONDS / 2)
 
     def close(self) -> None:
@@ -375,11 +375,11 @@ class Attendee:
 
     @property
     def failure(self) -> str:
-        """Why the job cannot start, as member 0 says, or that it is gone; else ""."""
+        """The reason why the job cannot start, or that member 0 is gone; else ""."""
         return self._failure
 
     async def give_up(self, text: str) -> NoReturn:
-        """Tells member 0 why, waits for what all are told, and raises that."""
+        """Tells member 0 why, waits for the shared verdict, and raises that."""
         # Without a text of its own, member 0 knows better who is late.
         if not self._failure:
             await self._send({FAILED: text})
@@ -389,7 +389,7 @@ class Attendee:
 
     async def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            # That it is gone shows when the answer is read.
+            # The loss of member 0 shows when the answer is read.
             await self._proven.send(message)
 
     async def _next(self, deadline: float) -> dict[str, Any]:
@@ -399,7 +399,7 @@ class Attendee:
         return self._messages.popleft()
 
     async def _follow(self) -> None:
-        """Receives what member 0 says."""
+        """Receives the messages of member 0."""
         limit = _MOST_TOLD_BYTES + _MOST_ANSWER_BYTES_PER_MEMBER * self._group.count
         host = f"{self._group.member} 0 at {self._group.place}"
         while not self._failure:
@@ -426,7 +426,7 @@ class Attendee:
 
 
 def about_this_process() -> dict[str, Any]:
-    """What every member tells of itself, for messages."""
+    """The facts that every member tells of itself, for messages."""
     return {"host_name": socket.gethostname(), "pid": os.getpid()}
 
 
@@ -463,7 +463,7 @@ async def _listen_for(group: Group, deadline: float) -> list[socket.socket]:
 
 
 def _may_pass(error: OSError) -> bool:
-    """Whether a name may still become known, or that of this host."""
+    """Whether a name, or this host's own, may still become known."""
     is_of_name = isinstance(error, socket.gaierror)
     return is_of_name or error.errno == errno.EADDRNOTAVAIL
 
@@ -475,7 +475,7 @@ _ADVICE = (
 
 
 def _difference(its: str, proven: ProvenConnection, own: str, group: Group) -> str:
-    """Why this process cannot go on with another one; "" if it can."""
+    """Explains why this process cannot go on with another one; "" if it can."""
     if proven.version != __version__:
         return (
             f"{its} runs keras_hvd {proven.version}, and {own} {__version__}: install "

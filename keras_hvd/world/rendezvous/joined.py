@@ -1,7 +1,7 @@
-"""How `khvdrun` hears that a process it started has called `keras_hvd.init`.
+"""Tells `khvdrun` that one of its processes has called `keras_hvd.init`.
 
-One datagram to a socket without a file, which ends with khvdrun. Other launchers have
-no such socket, and nobody waits for an answer.
+One datagram goes to a socket without a file, which ends with khvdrun. Other launchers
+have no such socket, and no process waits for an answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def listen(job: str, first_rank: int) -> socket.socket:
 
 
 def tell(job: str, first_rank: int) -> None:
-    """Tells the `khvdrun` that has started this rank, if one has.
+    """Tells the `khvdrun` that has started this rank, if there is one.
 
     Example:
 
@@ -49,5 +49,5 @@ def _make() -> socket.socket:
 
 
 def _address(job: str, first_rank: int) -> bytes:
-    """In the abstract namespace; names there have up to 107 bytes."""
+    """An address in the abstract namespace; names there have up to 107 bytes."""
     return b"\0" + f"{job[:64]}/joined/{first_rank}".encode()

@@ -27,7 +27,7 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Link:
-    """A connection that a rank needs: to which rank, what for, and which of several."""
+    """A connection that a rank needs: peer, purpose, and number among several."""
 
     peer: int
     purpose: Purpose
@@ -68,7 +68,7 @@ class Links:
         sources: Sequence[str],
         deadline: float,
     ) -> None:
-        """Listens at some sockets, which then belong to this, and connects."""
+        """Listens at some sockets, which then belong to this object, and connects."""
         for each in listening:
             self._listener.start(each)
         for link in self._wanted:
@@ -77,11 +77,11 @@ class Links:
 
     @property
     def are_made(self) -> bool:
-        """Whether all of them are there."""
+        """Whether all links are there."""
         return len(self._made) == len(self._wanted)
 
     def problem(self) -> str:
-        """Why they are not all made."""
+        """Explains why links are missing."""
         if self.failure:
             return self.failure
         missing = {link.peer for link in self._wanted if link not in self._made}
@@ -128,7 +128,7 @@ class Links:
         self._keep(Link(proven.peer, proven.purpose, proven.number), proven)
 
     def _keep(self, link: Link, proven: ProvenConnection) -> None:
-        # A client that gave up just before the server's proof came has come again.
+        # A client that gave up just before the server's proof has come again.
         earlier = self._made.pop(link, None)
         if earlier is not None:
             earlier.close()

@@ -1,7 +1,7 @@
 """Accepts connections, and passes on those that have proven themselves.
 
-Strangers can only connect: each has a few seconds to prove itself, and there are never
-more than a number of them. When more come, the oldest is dropped.
+Strangers can only connect. Each has a few seconds to prove itself, and there are at
+most MOST_UNPROVEN of them. When more come, the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _Proven = TypeVar("_Proven")
 
 MOST_UNPROVEN = 128
 
-# So long the oldest is not dropped for newer ones: time for a process of this job to
-# prove itself, also in a flood.
+# For this time, the oldest is not dropped for newer ones: it lets a process of this job
+# prove itself, even in a flood.
 _SPARED_SECONDS = 0.25
 
 _BACKLOG = 4096
 _PAUSE_SECONDS = 0.01
-_MOST_STRANGERS = 8  # that messages name
+_MOST_STRANGERS = 8  # named in messages
 
 
 @dataclass(frozen=True)
 class _Stranger:
-    """Who has connected, and has not proven itself so far."""
+    """A connection that has not proven itself so far."""
 
     task: Task
     arrived: float
@@ -46,8 +46,8 @@ class _Stranger:
 class Listener(Generic[_Proven]):
     """Listens at some addresses of this host, until it is closed.
 
-    `prove` has a connection prove itself, or raises OSError, and `welcome` gets who has
-    done so.
+    `prove` makes a connection prove itself, or raises OSError. `welcome` gets its
+    result.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class Listener(Generic[_Proven]):
         self._loop = loop
         self._prove = prove
         self._welcome = welcome
-        # In the order of their arrival.
+        # In the order of arrival.
         self._unproven: collections.OrderedDict[Stream, _Stranger] = (
             collections.OrderedDict()
         )
         self._accepting: list[tuple[Task, socket.socket]] = []
         self.strangers: dict[str, str] = {}
-        """IP addresses of those who did not prove themselves, and why not."""
+        """IP addresses of ends that did not prove themselves, and why not."""
 
     def start(self, listening: socket.socket) -> None:
-        """Accepts connections of a socket, which then belongs to this."""
+        """Accepts connections of a socket, which then belongs to this object."""
         task = self._loop.start(self._accept(listening))
         self._accepting.append((task, listening))
 
     def close(self) -> None:
-        """Ends listening, and all connections that are not proven."""
+        """Ends listening, and all unproven connections."""
         for task, listening in self._accepting:
             self._loop.cancel(task)
             listening.close()
@@ -145,7 +145,7 @@ class Listener(Generic[_Proven]):
 
 
 def listen(addresses: Sequence[Address]) -> list[socket.socket]:
-    """Sockets that listen at those of these addresses that are this host's.
+    """Sockets that listen at those of the addresses that belong to this host.
 
     Port 0 stands for any free port. Raises OSError, with the address as its filename.
 

@@ -1,6 +1,6 @@
 """Messages after the proof, with a length and an HMAC in front: most are JSON objects.
 
-Each message of a direction has a number, which the HMAC covers, so a message that was
+Each message of a direction has a number, which the HMAC covers. So a message that was
 changed, left out, repeated or swapped with another one is noticed.
 """
 
@@ -23,7 +23,7 @@ class MessageError(Exception):
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """A message's content, which can be sealed for many.
+    """A message's content, which can be sealed for many receivers.
 
     Example:
 
@@ -51,7 +51,7 @@ class Sealer:
         self._number = 0
 
     def seal(self, content: bytes) -> bytes:
-        """A packed message as it travels."""
+        """A packed message with its header."""
         seal = _seal(self._key, self._number, content)
         self._number += 1
         return _HEADER.pack(len(content), seal) + content
@@ -83,14 +83,14 @@ class Opener:
         return length
 
     def check(self, header: bytes, content: bytes) -> None:
-        """Raises MessageError unless this is what was sealed."""
+        """Raises MessageError unless the content has this seal."""
         _, seal = _HEADER.unpack(header)
         if not hmac.compare_digest(seal, _seal(self._key, self._number, content)):
             raise MessageError("it was changed on its way")
         self._number += 1
 
     def open(self, header: bytes, content: bytes) -> dict[str, Any]:
-        """The message of a header and what followed it."""
+        """The message in the content after a header."""
         self.check(header, content)
         try:
             message = json.loads(content)

@@ -67,7 +67,7 @@ def sources(names: Sequence[str]) -> list[str]:
 def reachable(names: Sequence[str]) -> list[str]:
     """The IP addresses at which other hosts may reach this one, the likeliest first.
 
-    Those of the interfaces that the user has named, else of all. Raises
+    They are those of the interfaces that the user has named, else of all. Raises
     RendezvousError.
 
     Example:
@@ -78,7 +78,7 @@ def reachable(names: Sequence[str]) -> list[str]:
     if names:
         return addresses(names)
     here = [name for _, name in socket.if_nameindex()]
-    # A host may have others for its containers, which have no way out.
+    # A host may have interfaces for its containers, which have no way out.
     way_out = _interface_of_default_route()
     here.sort(key=lambda name: name != way_out)
     own = [one for name in here for one in found(name)]
@@ -98,7 +98,7 @@ def found(name: str) -> list[str]:
 
 
 def name_of(own: str) -> str | None:
-    """The interface that has an IP address of this host, if it can be told.
+    """The interface with an IP address of this host, if there is one.
 
     Example:
 
@@ -138,7 +138,8 @@ def _ipv6(name: str) -> list[str]:
     # A kernel may have no IPv6.
     for digits, *_, interface in map(str.split, lines_of("/proc/net/if_inet6")):
         address = ipaddress.IPv6Address(int(digits, 16))
-        # Those of one link need the interface's number as well, on each host its own.
+        # Link-local addresses need the interface's number as well, which differs by
+        # host.
         if interface == name and not address.is_link_local:
             global_ones.append(str(address))
     return global_ones

@@ -31,11 +31,11 @@ _MET = "met"
 
 @dataclass(frozen=True)
 class Node:
-    """What the `khvdrun` of one host knows before it meets the others."""
+    """The `khvdrun` of one host, before it meets the others."""
 
     number: int
     count: int
-    ranks: int  # that it starts
+    ranks: int  # on this host
     rendezvous: str  # HOST:PORT
     interfaces: tuple[str, ...] = ()
 
@@ -61,10 +61,10 @@ def meet(
     tls: BeginTls | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Share, Others]:
-    """Waits for the other nodes, and returns which ranks this one starts.
+    """Waits for the other nodes, and returns the ranks that this one starts.
 
-    `say` tells the user what node 0 waits for, besides the others. All nodes return, or
-    all raise NotMetError with the reason.
+    `say` shows the user what else node 0 waits for. All nodes return, or all raise
+    NotMetError with the reason.
     """
     group = Group(
         member="node",
@@ -72,7 +72,7 @@ def meet(
         number=node.number,
         count=node.count,
         addresses=[addresses.parse(node.rendezvous)],
-        # It has no name so far.
+        # The job has no name so far.
         key=secret.key(""),
         timeout=timeout,
         interfaces=node.interfaces,
@@ -81,7 +81,7 @@ def meet(
     )
     loop = EventLoop()
     deadline = time.monotonic() + timeout
-    # What is malformed another try does not change.
+    # Another try does not change a malformed name.
     group.sources()
     try:
         if node.number != 0:
@@ -97,11 +97,11 @@ def meet(
 class Others:
     """The `khvdrun`s of the other hosts, until all ranks have met.
 
-    Node 0 has a connection to each, and the others one to node 0, which passes on what
-    one of them says. So a rank that fails before it comes does not have ranks of other
-    hosts wait for it until it is too late.
+    Node 0 has a connection to each, and the others one to node 0, which passes on their
+    messages. So if a rank fails before it comes, ranks of other hosts do not wait for
+    it until the time-out.
 
-    It is to be used by one process alone, whatever has inherited its connections.
+    Only one process may use it, whichever processes have inherited its connections.
 
     Example:
 
@@ -123,11 +123,11 @@ class Others:
         return loop
 
     def fileno(self) -> int:
-        """What is readable when `failure` has something to do."""
+        """A descriptor that is readable when `failure` has something to do."""
         return self._loop.fileno()
 
     def failure(self) -> str:
-        """Why the ranks will not meet, as far as another node has said; else ""."""
+        """Returns another node's reason why the ranks will not meet; "" if none."""
         self._loop.poll()
         return self._failure
 
@@ -138,7 +138,7 @@ class Others:
             self._loop.poll()
 
     def leave(self) -> None:
-        """Tells them that this node needs them no more."""
+        """Tells the other nodes that this node needs them no more."""
         self._tell({_MET: True})
         self._loop.poll()
         self._loop.close()
@@ -167,7 +167,7 @@ class Others:
 
 
 async def _send(proven: ProvenConnection, message: dict[str, Any]) -> None:
-    # Who is gone needs to know nothing.
+    # A node that is gone needs to know nothing.
     with contextlib.suppress(OSError):
         await proven.send(message)
 

@@ -1,16 +1,16 @@
-"""How many files this process may have open: each connection to another rank is one."""
+"""The limit of this process' open files: each connection to another rank is one."""
 
 from __future__ import annotations
 
 import os
 import resource
 
-# What the script may open besides.
+# Files that the script may open besides.
 _OTHERS = 256
 
 
 def allow(more: int) -> None:
-    """Raises this process' own limit for that many more files, as far as it may.
+    """Raises this process' own limit by `more` files, as far as it may.
 
     Args:
         more: files, beside those that are open.
@@ -31,11 +31,11 @@ def allow(more: int) -> None:
 
 
 def _count() -> int:
-    """How many files this process has open; without /proc, about so many."""
+    """The number of open files of this process; an estimate without /proc."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
-        # The lowest number that is free: there are few gaps.
+        # The lowest free number: there are few gaps.
         free = os.dup(0)
         os.close(free)
         return free

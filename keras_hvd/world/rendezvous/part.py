@@ -1,7 +1,7 @@
-"""Ranks of one host that make a job of a part of all agree on which ones they are.
+"""Ranks of one host that make a job of a part of all ranks agree on that part.
 
-Each asks all others of its list for theirs, and says whether all have given the same.
-So ranks whose lists overlap or differ learn of it, and all of them with the same text.
+Each asks all others of its list for their lists, and tells whether all have given the
+same. So ranks whose lists overlap or differ learn of it, all with the same text.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _MOST_BYTES = 1 << 20
 def agree(
     job: str, rank: int, ranks: Sequence[int], number: int, timeout: float
 ) -> None:
-    """Waits until all of these ranks have given the same ones.
+    """Waits until all of these ranks have given the same list.
 
     Args:
         job: the name of the job of all ranks, which are on this host.
-        rank: this one, which is among them.
-        ranks: those that this rank has been given.
-        number: how many times this process has done so before. One that has done it
-            less often may still be about to give another list.
+        rank: this rank, which is in the list.
+        ranks: the list that this rank has been given.
+        number: how many times this process has done so before. A process with a lower
+            number may still be about to give another list.
         timeout: seconds.
 
     Raises:
-        RendezvousError: they have not, or one does not come in time.
+        RendezvousError: the lists differ, or a rank does not come in time.
 
     Example:
 
@@ -52,7 +52,7 @@ def agree(
 
 
 def mismatch(rank: int, ranks: Sequence[int], other: int, others: Sequence[int]) -> str:
-    """What is wrong if two ranks have given these ranks; "" if nothing.
+    """Describes the conflict between the lists of two ranks; "" if there is none.
 
     Example:
 
@@ -87,9 +87,9 @@ class _Agreement:
         self._own = {"rank": rank, "ranks": [*ranks], "number": number}
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._missing = {*ranks} - {rank}  # have not said what they were given
-        self._undecided = {*self._missing}  # have not said that all agree
-        self._unserved = {*self._missing}  # have not heard that of this one
+        self._missing = {*ranks} - {rank}  # have not told their lists
+        self._undecided = {*self._missing}  # have not told their verdicts
+        self._unserved = {*self._missing}  # have not heard this rank's verdict
         self._failure = ""
         self._difference = ""  # to one that may be about to give another list
 
@@ -170,13 +170,13 @@ class _Agreement:
                 await self._exchange_verdicts(stream)
                 self._undecided.discard(other)
                 return
-            # It has ended, or begins again.
+            # The other rank has ended, or begins again.
             await event_loop.pause(_PAUSE_SECONDS)
 
     def _compare(self, said: dict[str, Any]) -> int:
-        """Notes what another rank was given; returns which one it is.
+        """Notes another rank's list; returns that rank.
 
-        Raises ValueError if it is to be asked again.
+        Raises ValueError if that rank must be asked again.
         """
         other = int(said["rank"])
         difference = mismatch(self._rank, self._ranks, other, said["ranks"])
@@ -189,7 +189,7 @@ class _Agreement:
         return other
 
     async def _exchange_verdicts(self, stream: Stream) -> None:
-        """Tells another rank whether all agree, when that is known, and hears it."""
+        """Tells another rank whether all agree, once known, and hears its verdict."""
         await event_loop.until(
             lambda: bool(self._failure) or not self._missing, self._deadline
         )

@@ -1,6 +1,6 @@
 """Two processes prove to each other that they know the job's secret.
 
-The one that connects is the client. Each message has a fixed size, and nothing else is
+The end that connects is the client. Each message has a fixed size, and nothing else is
 read before all of them are right:
 
     client: hello       who it is, whom it wants to reach, what for, and a random nonce
@@ -9,8 +9,9 @@ read before all of them are right:
     server: proof       another one
 
 The key comes from the secret and the job's name. The nonces are new each time, so a
-recorded message proves nothing later, and the two proofs differ, so neither can be sent
-back. The client proves first: who only connects gets nothing to guess the secret from.
+recorded message proves nothing later. The two proofs differ, so neither can be sent
+back. The client proves first: an end that only connects gets nothing to guess the
+secret from.
 
 Messages after the proof have keys of their own, one for each direction: `Session`. So
 has TLS, which begins right after the proof if both hellos say so.
@@ -27,8 +28,8 @@ from dataclasses import dataclass
 
 from keras_hvd.version import __version__
 
-# The magic number's last byte is the version of all this: what follows has the same
-# place in all versions of keras_hvd that have the same magic number.
+# The last byte of the magic number is the version of this protocol. The fields after it
+# have the same place in all versions of keras_hvd with the same magic number.
 _HELLO = struct.Struct("!8sBBBBii64s32s")
 _MAGIC = b"KHVDMEE\x01"
 
@@ -36,11 +37,11 @@ HELLO_BYTES = _HELLO.size
 PROOF_BYTES = hashlib.sha256().digest_size
 
 REFUSAL = bytes(PROOF_BYTES)
-"""What the server sends in the place of its proof, if the client's is wrong."""
+"""The server's message in place of its proof, if the client's is wrong."""
 
 
 class Purpose(enum.IntEnum):
-    """What a connection is for. The first three are those of `khvd_link_purpose`."""
+    """The purpose of a connection. The first three are those of `khvd_link_purpose`."""
 
     CONTROL = 0
     DATA = 1
@@ -51,7 +52,7 @@ class Purpose(enum.IntEnum):
 
 
 class Role(enum.IntEnum):
-    """Which end of a connection a process is."""
+    """The end of a connection that a process has."""
 
     CLIENT = 1
     SERVER = 2
@@ -59,7 +60,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Hello:
-    """What a process says of itself and of the one that it speaks to: numbers in a job.
+    """The facts about a process, and about its peer: their numbers in a job.
 
     Example:
 
@@ -145,7 +146,7 @@ def unpack(packed: bytes) -> Hello | None:
 
 @dataclass(frozen=True, repr=False)
 class Handshake:
-    """What two processes have to prove: that they have the key, over both hellos.
+    """The proofs of two processes: that they have the key, over both hellos.
 
     Example:
 
@@ -162,7 +163,7 @@ class Handshake:
     server: bytes
 
     def proof(self, role: Role) -> bytes:
-        """What one of the two sends."""
+        """The proof of one of the two."""
         return self._digest(b"proof of the " + role.name.encode())
 
     def is_proof(self, proof: bytes, role: Role) -> bool:
@@ -170,7 +171,7 @@ class Handshake:
         return hmac.compare_digest(proof, self.proof(role))
 
     def session(self, role: Role) -> Session:
-        """The keys of one of the two, for what follows."""
+        """The keys of one of the two, for the messages that follow."""
         keys = {
             each: self._digest(b"messages of the " + each.name.encode())
             for each in Role

@@ -1,4 +1,4 @@
-"""What the ranks of a job tell of themselves, and which of them share a host."""
+"""The facts that ranks of a job tell each other, and the ranks that share a host."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TOO_LARGE = 2**31
 
 
 class TableError(ValueError):
-    """What ranks have told is malformed or contradictory."""
+    """The facts from ranks are malformed or contradictory."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank tells the others of itself."""
+    """The facts that one rank tells the others of itself."""
 
     rank: int
     size: int
@@ -48,8 +48,8 @@ class RankInfo:
 class RankTable:
     """All ranks of a job, in their order.
 
-    `meeting` is random, so a proof for the links of one start is none for those of
-    another.
+    `meeting` is random, so a proof for the links of one start is invalid for another
+    start.
     """
 
     job: str
@@ -79,9 +79,9 @@ class RankTable:
         return [one for one in self.ranks[:rank] if one.host_key == key]
 
     def divided(self, givers: Sequence[int]) -> RankTable:
-        """The table, when each rank has said which one has handed it memory.
+        """The table, after each rank has named the rank that handed it memory.
 
-        One that has got none from a rank before it has named itself, and begins another
+        A rank that got none from an earlier rank has named itself, and begins another
         host.
 
         Example:
@@ -92,7 +92,7 @@ class RankTable:
         >>> table.hosts(), table.divided([0, 0, 2, 2]).hosts()
         ([0, 0, 0, 0], [0, 0, 1, 1])
         """
-        # Whom a rank gets memory from must get its own from nobody else.
+        # A giver of memory must have its own memory from no other rank.
         leaders = [
             giver if givers[giver] == giver else rank
             for rank, giver in enumerate(givers)
@@ -127,7 +127,7 @@ class RankTable:
         return dataclasses.replace(self, ranks=tuple(ranks))
 
     def cross(self, rank: int) -> tuple[int, int]:
-        """This host's number among those that have the local rank, and theirs.
+        """This host's number among the hosts with the local rank, and their number.
 
         Example:
 
@@ -145,10 +145,11 @@ class RankTable:
 
 
 def identity(host_key: str | None) -> dict[str, Any]:
-    """The part of a `RankInfo` that says with which ranks it may share memory.
+    """The part of a `RankInfo` that determines with which ranks it may share memory.
 
-    Those of one user whose abstract unix sockets may reach each other, which takes the
-    same kernel and network namespace; and with a key, those with the same key.
+    These are ranks of one user whose abstract unix sockets may reach each other, which
+    takes the same kernel and network namespace. With a key, they also have the same
+    key.
 
     Example:
 
@@ -159,10 +160,10 @@ def identity(host_key: str | None) -> dict[str, Any]:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         kernel = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
-        # Without /proc. Where ranks of one name cannot hand memory over, they notice.
+        # Without /proc. Ranks of one name that cannot hand memory over notice it.
         kernel = f"host {socket.gethostname()}"
     user = os.geteuid()
-    # Its own form, so that no key is taken for the absence of one.
+    # With a prefix, so that no key is taken for the absence of one.
     key = f"{kernel}/{user}" if host_key is None else f"key {host_key}"
     return {"host_key": key, "kernel": kernel, "user": user}
 
@@ -191,7 +192,7 @@ def check(table: RankTable) -> None:
 
 
 def check_rank(info: RankInfo, number: int, size: int) -> None:
-    """Raises TableError unless this is the rank of a number, in a job of a size.
+    """Raises TableError unless this is rank `number` in a job of `size` ranks.
 
     Example:
 
@@ -209,7 +210,7 @@ def check_rank(info: RankInfo, number: int, size: int) -> None:
 
 
 def check_carrier(table: RankTable, own: RankInfo, mpi: bool) -> None:
-    """Raises TableError unless this rank's tensors travel as rank 0's.
+    """Raises TableError unless this rank's tensors travel like rank 0's.
 
     Example:
 
@@ -320,7 +321,7 @@ def decode_rank(message: Any) -> RankInfo:
 
 
 def decode_givers(givers: Any, table: RankTable) -> list[int]:
-    """Checks which rank has handed memory to each one. Raises TableError.
+    """Checks the rank that has handed memory to each rank. Raises TableError.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The ranks of a job meet: they learn who is where, and connect."""
+"""The ranks of a job meet: they learn each other's places, and connect."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.rendezvous.rank_table import RankInfo, RankTable, TableError
 from keras_hvd.world.rendezvous.secret import Secret
 
-# The part of the timeout by which connecting ends sooner than waiting: who connects
-# knows why it fails.
+# The share of the timeout by which connecting ends sooner than waiting: a rank that
+# cannot connect knows why.
 _SOONER = 0.1
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where the ranks meet, and the secret that they prove there."""
+    """The place where the ranks meet, and the secret that they prove there."""
 
     addresses: Sequence[Address]  # of rank 0, in the order to try
     secret: Secret
-    # Rank 0's, if it listens already.
+    # Rank 0's sockets, if it listens already.
     listening: Sequence[socket.socket] = ()
-    # Tells the other ranks of this, while rank 0 waits for them.
+    # Tells the other ranks the arrangement, while rank 0 waits for them.
     telling: Callable[[EventLoop], Coroutine[Any, Any, None]] | None = None
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a rank knows of itself before it meets the others.
+    """A rank's own facts, before it meets the others.
 
     `job` may be empty: rank 0 then makes up a name.
     """
@@ -67,14 +67,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a rank knows when the ranks have met.
+    """The result of the ranks' meeting, on one of them.
 
     The links' sockets are not blocking, and belong to the caller.
     """
 
     table: RankTable
     links: dict[Link, Stream]
-    # Why ranks of one machine have no memory in common, as rank 0 knows it.
+    # The reasons why ranks of one machine share no memory, as known to rank 0.
     without_memory: Sequence[str] = ()
 
 
@@ -176,7 +176,7 @@ class _Rank:
     def _open(
         self, hosts: Sequence[str]
     ) -> Iterator[tuple[list[socket.socket], shared_memory.Offer]]:
-        """Sockets at free ports of these IP addresses, and memory for ranks beside."""
+        """Sockets at free ports of these IP addresses, and memory for local ranks."""
         offered = shared_memory.Offer(self._loop)
         with contextlib.ExitStack() as opened:
             listening = listen_at_free_ports(hosts)
@@ -186,7 +186,7 @@ class _Rank:
             yield listening, offered
 
     async def _giver(self, table: RankTable) -> dict[str, Any]:
-        """Says which rank hands this one memory: itself, if no one before it does."""
+        """Names the rank that hands this one memory: itself, if no earlier one does."""
         candidates = table.before_on_host(self._place.rank)
         giver, reason = await shared_memory.first_giver(candidates, self._deadline)
         own = table.ranks[self._place.rank]

@@ -1,6 +1,6 @@
 """The secret that the processes of a job on several hosts share.
 
-Whoever knows it can join the job, so it is in no message, log or error.
+Any process that knows it can join the job, so it is in no message, log or error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IN_A_POD = (
     "other than root a `securityContext` with `fsGroup`"
 )
 
-# What `take` removed from the environment.
+# The secret that `take` removed from the environment.
 _taken: Secret | None = None
 
 
@@ -90,7 +90,7 @@ def read(variables: Mapping[str, str]) -> Secret:
 
 
 def is_set(variables: Mapping[str, str]) -> bool:
-    """Whether the user has set a secret, also if `take` removed it.
+    """Whether the user has set a secret, even if `take` removed it.
 
     Example:
 

@@ -1,8 +1,9 @@
-"""Finds out which ranks share memory: those to which another one can hand some over.
+"""Finds out which ranks share memory, because one can hand some to the other.
 
 Equal names of machines prove nothing: a virtual machine's copy has the same ones, and a
 container may keep its processes from those of another. So each rank offers a piece of
-memory at an abstract unix socket, as the engine will, and tries to get those of others.
+memory at an abstract unix socket, as the engine will. It then tries to get the others'
+memory.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Offer:
 
     def __init__(self, loop: EventLoop):
         self.name = f"keras_hvd/memory/{secrets.token_hex(16)}"
-        """What the others have to know, and what they find in the memory."""
+        """The name that the others need, which is also the content of the memory."""
         self._loop = loop
 
     @contextlib.contextmanager
     def open(self, deadline: float) -> Iterator[None]:
-        """Hands it over until the end of the context, at most until the deadline."""
+        """Hands the memory over until the end of the context, or until the deadline."""
         with contextlib.ExitStack() as opened:
             memory = os.memfd_create("keras_hvd", os.MFD_CLOEXEC)
             opened.callback(os.close, memory)
@@ -56,7 +57,7 @@ class Offer:
 
 async def _hand_over(listening: socket.socket, memory: int, deadline: float) -> None:
     while (accepted := await unix_socket.accept(listening, deadline)) is not None:
-        # Who asks may have gone.
+        # A process that asks may have gone.
         with accepted, contextlib.suppress(OSError):
             socket.send_fds(accepted, [b"!"], [memory])
 
@@ -66,7 +67,7 @@ async def first_giver(
 ) -> tuple[RankInfo | None, str]:
     """Returns the first of these ranks that hands over its memory, if there is one.
 
-    Also returns why an earlier one does not; "" if there is none.
+    Also returns why earlier ones do not; "" if there are none.
 
     Example:
 
@@ -86,7 +87,7 @@ async def first_giver(
 
 
 async def _receive(name: str, deadline: float) -> None:
-    """Gets the memory that is offered under this name. Raises OSError."""
+    """Gets the memory that is offered under `name`. Raises OSError."""
     with await unix_socket.connect(name, deadline) as connected:
         if not await event_loop.ready(connected, READ, deadline):
             raise TimeoutError("it does not answer")

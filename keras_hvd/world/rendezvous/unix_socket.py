@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def listen(name: str) -> socket.socket:
-    """A socket that others can reach by this name. Raises OSError.
+    """A socket that others can reach by its name. Raises OSError.
 
     Example:
 
@@ -33,7 +33,7 @@ def listen(name: str) -> socket.socket:
 
 
 async def accept(listening: socket.socket, deadline: float) -> socket.socket | None:
-    """The next connection of a process of this user; None if it is too late.
+    """The next connection of a process of this user; None after the deadline.
 
     Example:
 
@@ -45,7 +45,7 @@ async def accept(listening: socket.socket, deadline: float) -> socket.socket | N
         try:
             accepted, _ = listening.accept()
         except OSError:
-            # Who asked may have gone.
+            # A process that asked may have gone.
             continue
         accepted.setblocking(False)
         if _is_own(accepted):
@@ -89,12 +89,12 @@ def _make() -> socket.socket:
 
 
 def _address(name: str) -> bytes:
-    """In the abstract namespace."""
+    """An address in the abstract namespace."""
     return b"\0" + name.encode()
 
 
 def _is_own(connected: socket.socket) -> bool:
-    """Whether the process at the other end is one of this user."""
+    """Whether the process at the other end belongs to this user."""
     credentials = connected.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
     )

@@ -28,9 +28,9 @@ _CALLS = frozenset({"StatefulPartitionedCall", "If", "Case", "While"})
 def keep_compiled_calls_in_order(op: tf.Operation, reads: Any, writes: Any) -> bool:
     """Makes a call with compiled collectives wait for the previous one in its graph.
 
-    TensorFlow asks it, for each op of a graph in program order, what the op reads and
-    writes. False leaves both unchanged. Calls that use the same variables are in order
-    anyway.
+    TensorFlow calls it for each op of a graph in program order, to learn which
+    resources the op reads and writes. False leaves both unchanged. Calls that use the
+    same variables are in order anyway.
 
     >>> @tf.function
     ... def step(x):
@@ -53,10 +53,10 @@ def keep_compiled_calls_in_order(op: tf.Operation, reads: Any, writes: Any) -> b
 
 
 def keep_joins_in_place(op: tf.Operation, reads: Any, writes: Any) -> bool:
-    """Makes a call that joins wait for what is before it, and later calls wait for it.
+    """Makes a call that joins wait for the ops before it, and later calls wait for it.
 
-    TensorFlow asks it as it does `keep_compiled_calls_in_order`, and by itself orders
-    calls and loops with variables by these alone, of which a join has none.
+    TensorFlow calls it like `keep_compiled_calls_in_order`. By itself, TensorFlow
+    orders calls and loops with variables by these alone, and a join has none.
 
     >>> @tf.function
     ... def step(x):

@@ -1,8 +1,8 @@
-"""What a rank gives to the collectives that a user's step calls.
+"""This rank's contributions to the collectives that a user's step calls.
 
-Under a strategy a rank may have no rows of a batch, and computes on a row that is not
-its own. What comes of that row does not count. Only the strategy, which is above the
-collectives, knows it; so it tells them here.
+Under a strategy a rank may have no rows of a batch. It then computes on a row that is
+not its own, whose results do not count. Only the strategy, which is above the
+collectives, knows it, so it sets rules here.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import tensorflow as tf
 from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.job.process_sets import ProcessSet
 
-# Makes the results of what a rank gives those of what counts.
+# Turns the results of a reduction of contributions into the results that count.
 Restore = Callable[[Sequence[Any]], list[Any]]
 
 
 class Rules(Protocol):
-    """What a rank gives in place of values that may not count."""
+    """Replaces values that may not count by this rank's contribution."""
 
     def to_reduction(
         self, values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
     ) -> tuple[list[Any], Restore]:
-        """What is reduced, and the way from its results to those that are meant."""
+        """Returns the values to reduce, and a function that restores the results."""
 
     def to_gather(self, value: tf.Tensor) -> tf.Tensor:
-        """The rows that count."""
+        """Returns the rows that count."""
 
 
 _rules: Rules | None = None
@@ -46,7 +46,7 @@ def follow(rules: Rules) -> None:
 def to_reduction(
     values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
 ) -> tuple[list[Any], Restore]:
-    """What this rank gives to a reduction, and how its results become those meant.
+    """Returns this rank's values for a reduction, and how to restore its results.
 
     Example:
 
@@ -62,7 +62,7 @@ def to_reduction(
 
 
 def to_gather(value: tf.Tensor) -> tf.Tensor:
-    """The rows that this rank gives to an allgather.
+    """Returns the rows that this rank gives to an allgather.
 
     >>> to_gather(tf.constant([1.0])).numpy().item()
     1.0
@@ -72,7 +72,7 @@ def to_gather(value: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def as_given() -> Iterator[None]:
-    """Collectives in this block are given only what counts.
+    """Tells the collectives in this block that all their values count.
 
     >>> with as_given():
     ...     _are_given()

@@ -1,4 +1,4 @@
-"""Names of collectives that several parts of one graph would give alike."""
+"""Unique names for collectives of equal names in one graph."""
 
 from __future__ import annotations
 

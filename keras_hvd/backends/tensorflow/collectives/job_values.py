@@ -1,4 +1,4 @@
-"""Numbers of the job in what is traced: a later job may have others.
+"""Numbers of the job in traced functions: a later job may have others.
 
 A process may leave a job and join another, and keeps its traced functions. So a trace
 reads such a number when it runs. Where the graph itself depends on the number, it has a
@@ -76,7 +76,7 @@ def _check(quantity: str, process_set: int, dataset: str) -> tf.Operation:
     is_whole = graph._get_control_flow_context() is None
     if is_whole and key in checks:
         return checks[key]
-    # The number of now, not an op: that is what the graph is being built for.
+    # The present number, not an op: the graph is being built for this number.
     check = native.ops().keras_hvd_same_job_value(
         quantity=quantity,
         process_set=process_set,

@@ -1,9 +1,9 @@
-"""What a step reduces: counted while it is traced, or while it runs eagerly.
+"""Counts of a step's reductions, taken while it is traced or runs eagerly.
 
-Whether a model trains on all ranks depends on what its step does, not on what was
-configured. An optimizer or a tape of keras_hvd counts each time that it takes gradients
-over. Other collectives count by the elements that they are given. Those of a forward
-pass, which a tape records, are counted apart: they reduce no gradients.
+Whether a model trains on all ranks depends on the collectives of its step, not on the
+configuration. An optimizer or a tape of keras_hvd counts each time that it takes
+gradients over. Other collectives count by the elements that they are given. Those of a
+forward pass, which a tape records, are counted apart: they reduce no gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MANY = 1 << 62
 
 @dataclasses.dataclass
 class Counts:
-    """What was reduced, eagerly or in a trace."""
+    """Counts of reductions, run eagerly or traced."""
 
     # Updates of distributed optimizers, and gradients of distributed tapes.
     handed_over: int = 0
@@ -41,7 +41,7 @@ class Counts:
 
 
 class _Watch:
-    """What is counted in a block, in each function that is traced there."""
+    """Counts the reductions of a block, for each function that is traced there."""
 
     def __init__(self) -> None:
         self.counts = Counts()
@@ -69,7 +69,7 @@ class _Watch:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What has reduced a tensor, over which process set."""
+    """The origin of a reduced tensor, and the process set of its reduction."""
 
     by: str
     process_set: int | None = None
@@ -82,7 +82,7 @@ _here = threading.local()
 
 
 def handed_over() -> int:
-    """How often optimizers and tapes of this process have taken gradients over.
+    """Returns how often optimizers and tapes of this process have taken gradients over.
 
     >>> handed_over() >= 0
     True
@@ -92,7 +92,7 @@ def handed_over() -> int:
 
 @contextlib.contextmanager
 def watching() -> Iterator[Counts]:
-    """Counts what is reduced, or traced, in this block; complete when it has ended.
+    """Counts the reductions run or traced in this block; complete when it has ended.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
@@ -119,7 +119,7 @@ def note_handed_over() -> None:
 
 
 def broadcasts() -> int:
-    """How many broadcasts this process has run eagerly, or traced."""
+    """Returns the number of broadcasts that this process has run eagerly, or traced."""
     return _broadcasts
 
 
@@ -131,7 +131,7 @@ def note_broadcast() -> None:
 
 @contextlib.contextmanager
 def not_by_hand() -> Iterator[None]:
-    """Collectives in this block are keras_hvd's own: their results are not marked."""
+    """Marks no results in this block: its collectives are keras_hvd's own."""
     before = getattr(_here, "own", False)
     _here.own = True
     try:
@@ -145,7 +145,8 @@ def note(
 ) -> None:
     """Counts a collective that was called; marks its results if they are sums.
 
-    What a tape records is part of a forward pass, and no reduction of gradients.
+    A collective that a tape records is part of a forward pass, and reduces no
+    gradients.
     """
     is_forward = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
     if sums and not is_forward and not getattr(_here, "own", False):
@@ -158,7 +159,7 @@ def note(
 
 
 def mark(tensors: Sequence[Any], by: Mark) -> None:
-    """Records what has reduced tensors, so that an optimizer does not do it again.
+    """Records the origin of reduced tensors, so that no optimizer reduces them again.
 
     >>> tensor = tf.constant(1.0)
     >>> mark([tensor], Mark("tape"))
@@ -177,7 +178,7 @@ def mark(tensors: Sequence[Any], by: Mark) -> None:
 
 
 def mark_of(tensor: Any) -> Mark | None:
-    """What has reduced a tensor, if it is known."""
+    """Returns the mark of a reduced tensor, or None."""
     if isinstance(tensor, tf.IndexedSlices):
         return getattr(tensor.indices, _REDUCED_BY, None)
     return getattr(tensor, _REDUCED_BY, None)

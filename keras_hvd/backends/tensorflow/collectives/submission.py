@@ -1,4 +1,4 @@
-"""What the ops of all collectives share: inputs, names, and their order in graphs."""
+"""Submission of all collectives' ops: inputs, names, and their order in graphs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _MOVED = (
     tf.as_dtype("uint4"),
 )
 
-# From now on, TensorFlow calls it for every op of every `tf.function`.
+# From now on, TensorFlow calls them for every op of every `tf.function`.
 auto_control_deps.register_acd_resource_resolver(
     compiled_calls.keep_compiled_calls_in_order
 )
@@ -177,9 +177,9 @@ def name_of(
     An unnamed eager collective has a fixed name: the ranks run the same program, and
     each waits for its collective to end. In a graph, its name consists of the names of
     the `tf.function`, of the enclosing branches, loops and scopes, and of its kind.
-    TensorFlow and Keras number these by what this process has made before, with or
-    without collectives. That may differ between ranks, so such numbers are left out,
-    and collectives of equal names are numbered instead.
+    TensorFlow and Keras number these by the objects that this process has made before,
+    with or without collectives. These numbers may differ between ranks, so they are
+    left out, and collectives of equal names are numbered instead.
 
     Collectives of a process set are numbered separately, because other ranks may not
     have them in their graphs.
@@ -379,7 +379,7 @@ def run_independently(output: tf.Tensor) -> None:
 
 
 def run_operation_independently(op: tf.Operation) -> None:
-    """Does for an op what `run_independently` does for the op of an output."""
+    """Like `run_independently`, for an op itself."""
     control_dependencies = op.graph.experimental_acd_manager
     if control_dependencies is not None:
         control_dependencies.run_independently(op)
@@ -387,10 +387,11 @@ def run_operation_independently(op: tf.Operation) -> None:
 
 
 def effects_so_far() -> list[tf.Operation]:
-    """What has effects in the `tf.function` being traced: its collectives among others.
+    """Returns the ops with effects in the `tf.function` being traced.
 
-    They may be in loops, in branches and in functions that it calls. A session runs
-    only what it is asked for, so of its graph there are none.
+    Among them are collectives. They may be in loops, in branches and in functions that
+    it calls. Of a session's graph there are none: a session runs only the ops that it
+    is asked for.
 
     >>> effects_so_far()
     []
@@ -402,7 +403,7 @@ def effects_so_far() -> list[tf.Operation]:
 
 
 def let_following_wait(op: tf.Operation) -> None:
-    """Makes everything that a `tf.function` has after `op` wait for it."""
+    """Makes all later ops of a `tf.function` wait for `op`."""
     if not in_session_graph():
         # Outside of the dependencies that the caller is within, which end first.
         following = op.graph.control_dependencies([op])
@@ -413,9 +414,9 @@ def keep_order(op: tf.Operation) -> None:
     """Makes the collectives of a compiled program start in the order of their creation.
 
     XLA ignores control edges, so they make nothing wait. But they decide the order in
-    which TensorFlow hands the ops to XLA, which otherwise depends on the names of all
-    nodes around them. The starts of a program are chained in that order. It must be the
-    same on all ranks, even if their programs differ in other ways.
+    which TensorFlow hands the ops to XLA. Without them, it depends on the names of all
+    nodes around the ops. The starts of a program are chained in that order. It must be
+    the same on all ranks, even if their programs differ in other ways.
 
     >>> @tf.function(jit_compile=True)
     ... def step(x):
@@ -454,7 +455,7 @@ def _scope(graph: tf.Graph) -> list[str]:
     scope: list[str] = []
     outer = ""
     for part in filter(None, graph.get_name_scope().split("/")):
-        # With its number, for the graph knows the parts within it by that.
+        # With its number, because the graph knows the inner parts by that name.
         own = _without_number(part)
         is_numbered = own != part and _is_used_again(graph, outer + own)
         scope.append(without_number(own if is_numbered else part))

@@ -1,1 +1,1 @@
-"""The gradients of a step: how TensorFlow's are reduced, and what watches over it."""
+"""Reduction of a step's gradients in TensorFlow, and checks of it."""

@@ -1,9 +1,9 @@
 """Warns once if the ranks have begun to train with different weights.
 
-Reducing gradients leaves weights as different as they were. So at the first reduction
-a digest of the weights is compared, beside the training: no rank waits for it. Scripts
-may broadcast the weights after the first step, as Horovod's examples do. So a
-difference is told only later.
+Reducing gradients leaves weights as different as they were. So a digest of the weights
+is compared at the first reduction. The comparison runs beside the training: no rank
+waits for it. Scripts may broadcast the weights after the first step, as Horovod's
+examples do. So a difference is reported only later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from keras_hvd.job import basics, log
 from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.recording import recorder
 
-# Of each variable: enough to tell from other random numbers.
+# Of each variable: enough elements to tell random weights apart.
 _ELEMENTS = 1024
 
 # At the end, a comparison that another rank has not joined is given up.

@@ -1,10 +1,10 @@
-"""Refuses gradients that a step has reduced itself, and an optimizer would again.
+"""Refuses to reduce gradients that the step has reduced itself.
 
-Arithmetic makes new tensors without marks: clipped and scaled gradients are found by
-what they come from. A tensor that comes from marked ones alone, besides variables and
-constants, has been reduced. One that comes from a batch of data as well has not: what a
-forward pass takes from other ranks is no reduction of its gradients. In eager mode,
-where nothing tells what a tensor comes from, only the marked ones are found.
+Arithmetic makes new tensors without marks, so clipped and scaled gradients are traced
+back to their sources. A tensor from marked ones alone, besides variables and constants,
+has been reduced. A tensor that also comes from a batch of data has not: the results
+that a forward pass takes from other ranks are no reduction of its gradients. Eager mode
+keeps no sources, so only marked tensors are found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras_hvd.backends.tensorflow.collectives import reductions
 from keras_hvd.backends.tensorflow.collectives.reductions import Mark
 from keras_hvd.job.process_sets import number_of
 
-# What a tensor comes from: these marks alone; None: a rank's own data as well.
+# The sources of a tensor: these marks alone; None: a rank's own data as well.
 _Origin = frozenset[Mark] | None
 
 _NOTHING: frozenset[Mark] = frozenset()
@@ -34,8 +34,9 @@ def require_not_reduced(
 ) -> None:
     """Raises if the gradients given to an optimizer that reduces were reduced before.
 
-    Averaging what is equal on all ranks changes nothing, so an optimizer that averages
-    takes gradients that a collective has reduced, but not those of a distributed tape.
+    Averaging equal values changes nothing. So an optimizer that averages takes
+    gradients that a collective has reduced, but not the gradients of a distributed
+    tape.
 
     Example:
 
@@ -58,7 +59,7 @@ def require_not_reduced(
 
 
 class _Origins:
-    """What tensors of the graph being traced come from."""
+    """The origins of tensors in the graph being traced."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], _Origin] = {}
@@ -78,12 +79,12 @@ class _Origins:
         return self._origin(tensor) or _NOTHING
 
     def _origin(self, tensor: Any) -> _Origin:
-        """Looks at what a tensor comes from, depth first, until it meets data."""
+        """Searches a tensor's sources, depth first, until it meets data."""
         path: list[_Visit] = []
         origin = self._enter(tensor, path)
         while path:
             if origin is None:
-                # Whatever comes from a rank's own data is of this rank too.
+                # A tensor with a rank's own data among its sources is this rank's too.
                 for visit in path:
                     self._known[visit.key] = None
                 return None
@@ -126,7 +127,7 @@ class _Origins:
         return _NOTHING
 
     def _captures(self, graph: Any) -> dict[str, Any]:
-        """By name: the tensors outside that a function's placeholders stand for."""
+        """The outer tensors that a function's placeholders stand for, by name."""
         if id(graph) not in self._captured:
             pairs = getattr(graph, "captures", ())
             self._captured[id(graph)] = {inside.name: out for out, inside in pairs}

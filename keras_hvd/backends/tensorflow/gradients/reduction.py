@@ -65,8 +65,8 @@ def reduce(
 
     `prefix` begins the names that match gradients between ranks, in the order of
     `variables`, whose labels the ranks compare. `local` holds the `identity` of each
-    variable whose gradients stay on their rank. `agreed` says in words what else must
-    be equal on all ranks.
+    variable whose gradients stay on their rank. `agreed` describes further settings
+    that must be equal on all ranks.
 
     In the result, slices remain slices unless `sparse_as_dense`, and have each row
     once. Raises NotImplementedError for Adasum of slices, or with a number of ranks
@@ -109,7 +109,7 @@ def reduce(
 def _meet(
     reduction: GradientReduction, prefix: str, grads: Sequence[Gradient]
 ) -> list[Gradient]:
-    """Waits for the other ranks when the gradients are there, and leaves these."""
+    """Waits for the other ranks once the gradients are computed. Reduces nothing."""
     kept = [add_up_all(grad) for grad in grads]
     values = [
         each.values if isinstance(each, tf.IndexedSlices) else each for each in kept
@@ -160,7 +160,7 @@ def _reduce_dense(reduction, prefix, grads, variables, labels, agreed):
 def _sent(
     reduction: GradientReduction, grads: Sequence[Gradient]
 ) -> tuple[list[tf.Tensor], list[Any] | None]:
-    """What travels, and what restores each of them; None if nothing has to."""
+    """The tensors to send, and what restores each of them; None if nothing has to."""
     factor, compression = reduction.gradient_predivide_factor, reduction.compression
     if factor == 1 and compression is NoneCompressor:
         return [submission.as_tensor(KIND, grad) for grad in grads], None
@@ -246,7 +246,7 @@ def _places(
 ) -> Iterator[list[int]]:
     """The indices in `variables` of each group's, which has their paths.
 
-    A path that several variables share is not that of a group's.
+    A path that several variables share belongs to no group.
     """
     paths = [path(variable) for variable in variables]
     times = collections.Counter(paths)

@@ -181,7 +181,7 @@ def PartialDistributedGradientTape(
 
 
 class _Own:
-    """What a distributed tape does not share with the tape it was made from."""
+    """The state that a distributed tape does not share with its plain tape."""
 
     def __init__(self, reduction: GradientReduction):
         self.reduction = reduction

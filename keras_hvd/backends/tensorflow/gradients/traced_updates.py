@@ -1,8 +1,8 @@
 """Makes a traced update fail once its optimizer reduces gradients in another way.
 
-What Keras traces for a model is made anew (`traced_steps`). A `tf.function` of the
-user's own, traced while its optimizer was plain, would train each rank for itself
-without a word.
+Functions that Keras traces for a model are traced again (`traced_steps`). A
+`tf.function` of the user's own may be traced while its optimizer is plain. It would
+then train each rank for itself without an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _changes: collections.Counter[int] = collections.Counter()
 
 @functools.cache
 def install() -> None:
-    """Has every update that is traced in a job depend on how its optimizer reduces.
+    """Makes every update traced in a job depend on its optimizer's way of reducing.
 
     Example:
 
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def note_change(optimizer: Any) -> None:
-    """Makes what was traced with an optimizer until now fail from now on.
+    """Makes functions that were traced with an optimizer until now fail from now on.
 
     Example:
 
