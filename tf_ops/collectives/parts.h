@@ -69,7 +69,7 @@ class Parts {
   int64_t longest_line_ = 0;
 };
 
-// Where one stretch of this member's part of this number lies in all members' tensors.
+// Visits a stretch of this member's part `number`, as it lies in all members' tensors.
 using VisitStretch = std::function<void(size_t number, int64_t offset, int64_t bytes,
                                         const void* const* inputs)>;
 

@@ -13,7 +13,7 @@
 namespace keras_hvd {
 
 enum class InstructionSet {
-  kBaseline,  // what the whole architecture has: SSE2 on x86-64, NEON on aarch64
+  kBaseline,  // the whole architecture: SSE2 on x86-64, NEON on aarch64
   kAvx2,      // x86-64: AVX2 and F16C
   kAvx512,    // x86-64: AVX-512 F, BW, DQ and VL
   kSve,       // aarch64: SVE, with vectors longer than NEON's

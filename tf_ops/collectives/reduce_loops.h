@@ -1,5 +1,5 @@
 // The loops of a reduction. reduce_*.cc includes this file once per instruction set,
-// with KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (what a streaming store writes) and
+// with KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (the operand of a streaming store) and
 // KHVD_STREAM (that store) defined, which it takes back; hence no include guard.
 // KHVD_CONVERTS_HALVES means that WidenHalves and NarrowToHalves exist, written with
 // conversion instructions.

@@ -48,15 +48,14 @@ class CoordinatorService {
 
   // This rank leaves the job of several hosts. From now on nothing more is decided.
   void BeginToLeave();
-  // Ranks that have not come to all that was decided. Others may wait for them on their
+  // Ranks that have not carried out all decisions. Others may wait for them on their
   // GPUs, and would not hear that one of them has left.
   std::vector<int> NeededBy();
   // Hears of departures for the last time.
   void Leave();
 
  private:
-  // What the members of a process set ran last on their GPUs, and which decision that
-  // was.
+  // The last run of a process set's members on their GPUs, and its decision.
   struct LastRun {
     RankSet members;
     std::shared_ptr<const Description> description;
@@ -88,8 +87,8 @@ class CoordinatorService {
   const Topology topology_;
   Timeline& timeline_;
   Coordinator coordinator_;
-  // Null if all ranks are on one host. Else it costs less to merge what many hosts pass
-  // on than to keep it apart.
+  // Null if all ranks are on one host. Otherwise merging the messages of many hosts
+  // costs less than keeping them apart.
   const std::unique_ptr<SubmissionMerger> merger_;
   SubmissionReader reader_;
   // By process set, also of removed ones: some member may not have come to its run yet.

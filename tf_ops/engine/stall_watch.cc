@@ -40,7 +40,7 @@ void StallWatch::CheckAt(Clock::time_point now) {
     leader_service_->PassOnOld();
     return CheckSilentCoordinator();
   }
-  // Without a request of its own the leader may not have looked at what waits here.
+  // Without a request of its own the leader may not have read the submissions here.
   if (requests_.any_pending()) job_->RingLeader();
   CheckSilentLeader();
 }
@@ -86,7 +86,7 @@ void StallWatch::CheckStay(int awaited, Clock::time_point since) {
   });
 }
 
-// `text(seconds)`: what to say after the rank's name.
+// `text(seconds)`: the words after the rank's name.
 template <typename Text>
 void StallWatch::CheckWait(int awaited, Clock::time_point since, const Text& text) {
   const double waited = std::chrono::duration<double>(Clock::now() - since).count();

@@ -31,7 +31,7 @@ Status UseOnce(nccl::Communicator* communicator, void* number) {
   return nccl::Allreduce(sum, communicator);
 }
 
-// What the members of a set tell each other.
+// The values that the members of a set tell each other.
 struct Member {
   int64_t version;  // of NCCL; 0: cannot use it
   int64_t may_share;
@@ -189,8 +189,8 @@ Status NcclCommunicators::OpenLibrary() {
 }
 
 // The first member of the first set with a reason warns for all; if sets meet at the
-// same time, one on each host may. What others met is logged for those who want every
-// detail.
+// same time, one on each host may. The others' reasons are logged for users who want
+// every detail.
 void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
   const bool first = !another_warns_ && job_->ClaimGpuWarning();

@@ -2,8 +2,8 @@
 // Chrome's tracing, which needs no closing bracket.
 //
 // A process can be killed in the middle of a write, which the kernel then cuts at the
-// end of a page. Hence no write here crosses the end of a page of the file: what no
-// longer fits begins on the next page, after spaces.
+// end of a page. Hence no write here crosses the end of a page of the file: an event
+// that no longer fits begins on the next page, after spaces.
 #pragma once
 
 #include <cstddef>

@@ -57,9 +57,9 @@ struct OperationHistory {
   OperationRecord records[kRecords];
 };
 
-// What a rank tells the others. Only the rank itself writes each word, with these
-// exceptions: the doorbell, `life` (where the kernel records the owner's death), and
-// the parts of the submissions that their reader writes.
+// The words of a rank that the others read. Only the rank itself writes each word, with
+// these exceptions: the doorbell, `life` (where the kernel records the owner's death),
+// and the parts of the submissions that their reader writes.
 struct RankBlock {
   Doorbell bell;
 
