@@ -322,7 +322,7 @@ typedef struct {
   size_t struct_size;
   int32_t devices;       // devices that CUDA finds; 0: none, or no CUDA
   int32_t nccl_version;  // 22304 for 2.23.4; 0: no usable NCCL
-  char text[512];        // readable: what was found, or why it is unusable
+  char text[512];        // readable: the libraries, or why they are unusable
 } khvd_gpu_support;
 // Takes libraries as in khvd_options. Works before khvd_init.
 KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,

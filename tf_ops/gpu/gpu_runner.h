@@ -120,7 +120,7 @@ class GpuRunner {
   std::deque<UnderWay> under_way_;
   cuda::Stream last_stream_ = nullptr;  // where the last one of these is
   Clock::time_point next_check_;
-  std::string waits_for_;  // what the current wait is for
+  std::string waits_for_;  // the title of the current wait
   std::vector<int> waits_for_members_;
   Clock::time_point waiting_since_;  // when it began
   std::string warned_of_;

@@ -50,7 +50,7 @@ TEST_P(CommunicatorTest, MembersHaveTheirPlaces) {
       EXPECT_EQ(rank->communicator->AsyncError().message, "");
     });
     EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 0);
-    // Of the communicator, and of what controls it.
+    // Of the communicator, and of its control.
     EXPECT_EQ(libraries.CountCalls("ncclCommFinalize"), 2 * GetParam());
   }
 }

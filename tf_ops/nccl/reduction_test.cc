@@ -55,7 +55,7 @@ TEST(ReductionTest, OnlySumsHaveScales) {
   }
 }
 
-// What we say that NCCL takes, the library takes, and the other way round.
+// The library takes the sums that we say NCCL takes, and the other way round.
 void ExpectSums(const Capabilities& capabilities, Rank* rank) {
   Communicator* const communicator = rank->communicator.get();
   EXPECT_EQ(rank->gpu->compute_capability(), capabilities.compute_capability);

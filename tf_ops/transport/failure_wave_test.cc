@@ -47,7 +47,7 @@ class Host {
   }
 
   void Fail() { job_->Fail(Code::kRankFailed, "rank 7 has gone"); }
-  // What its driving thread does once. Returns whether anything had come.
+  // One turn of its driving thread. Returns whether anything had come.
   bool Run(Clock::time_point now) {
     bool progressed = wave_->Receive();
     for (const auto& link : control_) {
@@ -101,7 +101,7 @@ class FailureWaveTest : public testing::Test {
   // Runs all that are there, and are not stopped, until none has anything to do.
   void RunAt(milliseconds since, const std::vector<int>& stopped = {}) {
     now_ = start_ + since;
-    // What is sent in one turn may come in the next one.
+    // Frames that are sent in one turn may come in the next one.
     for (int quiet = 0; quiet < 2; ++quiet) {
       bool progressed = false;
       for (size_t host = 0; host < hosts_.size(); ++host) {

@@ -123,7 +123,8 @@ TEST_F(ReachabilityTest, AHostThatVanishesWhileItDidNotReadIsLost) {
   EXPECT_LT(LostAfter(kForever), kForever);
 }
 
-// What was sent a moment ago may yet be answered, however long the link was idle.
+// Bytes that were sent a moment ago may yet be answered, however long the link was
+// idle.
 TEST_F(ReachabilityTest, SilenceCountsFromTheFirstUnansweredByte) {
   Send();
   EXPECT_FALSE(reachability_->IsLost(Clock::now()));

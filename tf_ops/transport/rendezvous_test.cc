@@ -78,7 +78,7 @@ int Dial(const std::string& job) {
   return connection;
 }
 
-// What a rank says first, as the other side reads it.
+// A rank's greeting, as the other side reads it.
 struct Greeting {
   char magic[8] = {'k', 'e', 'r', 'a', 's', 'h', 'v', 'd'};
   char version[32] = {};
