@@ -5,8 +5,8 @@
 //   1. copy the slices into their exchange memories, and publish;
 //   2. each lane reduces its slice, and sends each host's part of it to the same lane
 //      there;
-//   3. each lane reduces its host's part of what all hosts have sent, and sends the
-//      result to the other hosts;
+//   3. each lane reduces all hosts' sums of its host's part, and sends the result to
+//      the other hosts;
 //   4. each lane publishes its slice when it has all results, and all copy it out.
 // While one step waits for the network, the next windows are already in the steps
 // before, so that the network always has something to send. Small tensors skip the
@@ -135,7 +135,7 @@ class DirectReducer : HostsReducer {
       // The results take the place of those of the window before the last.
       if (!alone_ && !hosts_.AwaitSent(PeerOn(host), ends.sent)) return false;
     }
-    // The results of small tensors may take the place of what is being sent.
+    // The results of small tensors may take the place of bytes that are being sent.
     if (small_ && !hosts_.AwaitSent()) return false;
     Enter(CollectivePhase::kReduce, WindowAt(number));
     ReduceSums(number);

@@ -15,7 +15,7 @@
 namespace keras_hvd {
 
 // Where a member's part of `count` rows or elements begins. All members get equally
-// many; the first ones get one more each if `count` does not divide evenly.
+// many. The first ones get one more each if `count` does not divide evenly.
 inline int64_t PartStart(int64_t count, int member, int members) {
   return count / members * member + std::min<int64_t>(member, count % members);
 }

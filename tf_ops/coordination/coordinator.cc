@@ -242,7 +242,7 @@ void Coordinator::Join(int rank) {
   for (auto& [key, entry] : entries_) {
     const RankSet& members = process_sets_.at(key.process_set);
     if (!members.Has(rank)) continue;
-    // The rank will not call these any more; a later call under the name is a new one.
+    // The rank will not call these any more. A later call under the name is a new one.
     for (Owed& each : entry.owed) {
       each.count -= each.by_rank[rank] ? 1 : 0;
       each.by_rank[rank] = false;

@@ -1,10 +1,10 @@
 // Decides in which order the ranks run their collectives, and which run together.
 //
 // A pure state machine: the ranks' submissions go in, decisions come out. It has no
-// clock, does no I/O and starts no thread; its caller passes in times as values. One
+// clock, does no I/O and starts no thread. Its caller passes in times as values. One
 // coordinator decides for all ranks of a job, and every rank carries out exactly its
-// decisions, in their order. If each rank decided by what it had seen, they would come
-// to different orders, and wait for each other for ever.
+// decisions, in their order. If each rank decided by its own view, they would come to
+// different orders, and wait for each other for ever.
 #pragma once
 
 #include <cstdint>
@@ -94,7 +94,7 @@ class Coordinator {
 
   // Ranks have submitted a request, at time `now` in seconds if they do not say when.
   // Requests that a rank has of one name are served in the order of submission. A
-  // duplicate fails on all ranks. Inputs are passed on to the decision; the coordinator
+  // duplicate fails on all ranks. Inputs are passed on to the decision. The coordinator
   // does not look at them.
   void Submit(MergedSubmission submission, double now);
   // Rank `rank` has left the job and will submit nothing more. Its waiting requests

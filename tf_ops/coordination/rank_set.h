@@ -14,7 +14,7 @@
 
 namespace keras_hvd {
 
-// Which ranks are in a set, for comparisons of many at a time.
+// A bitmap of ranks, for comparisons of many at a time.
 class RankBitmap {
  public:
   // `ranks` is ascending.

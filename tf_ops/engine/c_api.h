@@ -193,7 +193,7 @@ typedef void (*khvd_done)(void* context, int code, const char* message);
 
 // Called, like `done`, when an allgather or alltoall knows the first dimension of the
 // result of tensor number `tensor`: the sum of `first_dims[0..count)`, the rows from
-// each rank. Returns memory for the result, or NULL if there is none; the collective
+// each rank. Returns memory for the result, or NULL if there is none. The collective
 // then fails on this rank alone.
 typedef void* (*khvd_allocate)(void* context, int32_t tensor, const int64_t* first_dims,
                                int32_t count);
@@ -330,7 +330,7 @@ KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_
 
 // TLS 1.3 between hosts, by OpenSSL's libssl, opened at run time. `library` is a path
 // or a name on the library path; NULL or "": the usual names. It is opened once: later
-// calls take what is open. Works before khvd_init.
+// calls take the open one. Works before khvd_init.
 //
 // Looks for it. `text`, of `capacity` bytes, is readable: the one that was found.
 KHVD_EXPORT int khvd_find_tls(const char* library, char* text, int32_t capacity);

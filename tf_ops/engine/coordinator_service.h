@@ -32,7 +32,7 @@ class CoordinatorService {
   void NoteTuned() { autotune_->Begin(); }
   void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 
-  // Does what can be done without waiting. Returns true if there was anything.
+  // Does the work that can be done without waiting. Returns true if there was any.
   bool Poll();
   // Whether Poll has something to do: submissions to read, or anything else.
   bool HasSubmissions() const { return reader_.HasSubmissions(); }
@@ -73,7 +73,7 @@ class CoordinatorService {
   void NoteGpuRun(const Decision& decision);
   void NoteAddition(const Decision& decision);
   void NoteLast(const LastRun& last);
-  // Sends what is queued for the ranks. Returns true if there was anything.
+  // Sends the messages queued for the ranks. Returns true if there were any.
   bool Send();
   void WriteDecision(const Decision& decision);
   void Queue(std::string_view message);

@@ -1,7 +1,7 @@
-// The engine of one rank: takes requests, has them ordered, runs them and reports their
-// end.
+// The engine of one rank: takes requests, lets the coordinator order them, runs them
+// and reports their end.
 //
-// Any thread may submit a request; a submission never waits for a peer. One thread at a
+// Any thread may submit a request. A submission never waits for a peer. One thread at a
 // time does all other work: it drives the engine. On the coordinator this thread also
 // decides, even while it waits in a collective. A request takes this path:
 //

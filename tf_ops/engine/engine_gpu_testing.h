@@ -68,7 +68,7 @@ class CallerThread {
   char name_[16] = "";
 };
 
-// How a request is made.
+// The options of a request.
 struct GpuMode {
   bool in_place = false;
   bool deferred = false;  // the stream is told to wait later, by Await

@@ -15,7 +15,7 @@ namespace keras_hvd {
 namespace {
 
 // How long a caller spins for its turn to drive, if each rank has a core. A futex round
-// trip takes about as long; more would only take time from the training. The spin for a
+// trip takes about as long. More would only take time from the training. The spin for a
 // peer known to be ready is the same, unless tuned.
 constexpr std::chrono::microseconds kSpin(50);
 // With fewer cores than ranks: how often, and for how long, a rank yields before it
@@ -113,7 +113,7 @@ void EngineLoop::DriveIfFree(const std::atomic<bool>& ended) {
 void EngineLoop::DriveSoon(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
-  // Only until the end: the driving thread may wait for what this thread does next.
+  // Only until the end: the driving thread may wait for this thread's next step.
   SpinUntil([&] { return ended.load() || driving.try_lock(); }, kSpin);
   callers_ -= 1;
   DriveOrRing(&driving, ended, false);

@@ -44,7 +44,7 @@ class EngineLoop : private Waiter {
   void Ring();
   // The calling thread has other work too. It drives, if no other thread does, until
   // the request has ended, nothing is expected soon, or other requests are under way:
-  // what they wait for, and for how long, does not concern it.
+  // their waits do not concern it.
   void DriveIfFree(const std::atomic<bool>& ended);
   // The calling thread waits for the end. It drives until then, or until nothing is
   // expected soon, and waits a moment for its turn.

@@ -1,5 +1,5 @@
 // This process as a rank of a job: entering and leaving it. A member makes the world,
-// which ends with it; process.h has the parts that last as long as the process.
+// which ends with it. process.h has the parts that last as long as the process.
 #pragma once
 
 #include <memory>

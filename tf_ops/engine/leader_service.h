@@ -21,7 +21,7 @@ class LeaderService {
   // `cache_capacity`: how many descriptions travel as numbers.
   LeaderService(const World& world, size_t cache_capacity);
 
-  // Does what can be done without waiting. Returns true if there was anything.
+  // Does the work that can be done without waiting. Returns true if there was any.
   bool Poll();
   // Whether Poll has something to do: submissions to read, or anything else.
   bool HasSubmissions() const { return reader_.HasSubmissions(); }

@@ -355,7 +355,7 @@ std::string RunStep(uint64_t seed, int step, int rank,
   return wrong;
 }
 
-// Gives what went wrong on a rank, or "".
+// Returns the error of a rank, or "".
 std::string RunRank(int rank, int ranks, const std::string& job) {
   khvd_options options = keras_hvd::JobOptions(rank, ranks, job.c_str());
   options.exchange_bytes = 8 << 10;

@@ -81,7 +81,7 @@ inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
   for (char& byte : *elements) byte = static_cast<char>((*random)() & 0xBF);
 }
 
-// Whose sums have the same bits in any order, whatever is rounded when.
+// Numbers whose sums have the same bits in any order, with any rounding.
 inline void FillWithSmallNumbers(DataType dtype, Buffer* elements,
                                  std::mt19937_64* random) {
   std::vector<double> numbers(elements->size() / Bytes(dtype));

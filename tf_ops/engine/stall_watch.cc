@@ -102,8 +102,9 @@ void StallWatch::CheckWait(int awaited, Clock::time_point since, const Text& tex
     return;
   }
   if (warning_seconds_ < 0 || waited < warning_seconds_) return;
-  // One warning per batch for all ranks; they agree on batch numbers. Disjoint sets may
-  // stall in different batches at the same time, so each rank also keeps its own note.
+  // One warning per batch for all ranks, which agree on batch numbers. Disjoint sets
+  // may stall in different batches at the same time, so each rank also keeps its own
+  // note.
   const uint64_t stalled = execution_.sequence() + 1;
   if (std::exchange(reported_, stalled) == stalled) return;
   if (!job_->ClaimStallReport(stalled)) return;

@@ -27,7 +27,7 @@ class Work {
        Waiter* waiter, Requests* requests, SpinPolicy* spin_policy, Timeline* timeline,
        EngineCounters* counters);
 
-  // Does all that can be done without waiting; a running collective may have to wait.
+  // Does all that can be done without waiting. A running collective may have to wait.
   // Returns true if there was anything.
   bool Poll();
   // Carries out a decision, or handles the job's failure. Returns false if there is

@@ -393,7 +393,7 @@ void GpuRunner::Abort() {
     sched_yield();
   }
   if (uses_memory) {
-    // Freeing memory waits for the GPU, which may hang; the process's end frees it.
+    // Freeing memory waits for the GPU, which may hang. The process's end frees it.
     for (UnderWay& each : under_way_) {
       for (cuda::Memory& memory : each.memory) memory.Abandon();
     }

@@ -1,7 +1,7 @@
 // Runs batches of tensors on GPUs: enqueues them after the callers' work on their
 // streams. Nobody waits for the GPU.
 //
-// NCCL moves and reduces the tensors; a rank alone copies its own. Reductions that NCCL
+// NCCL moves and reduces the tensors. A rank alone copies its own. Reductions that NCCL
 // does not do as the CPU would go through host memory. Everything does if a member
 // cannot use NCCL.
 //

@@ -188,7 +188,7 @@ Status NcclCommunicators::OpenLibrary() {
   return access_->OpenNccl(&library_);
 }
 
-// The first member of the first set with a reason warns for all; if sets meet at the
+// The first member of the first set with a reason warns for all. If sets meet at the
 // same time, one on each host may. The others' reasons are logged for users who want
 // every detail.
 void NcclCommunicators::Warn(const std::string& reason) {
@@ -274,7 +274,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   return Status::Ok();
 }
 
-// Applies from now on; sets that have a communicator keep it.
+// Applies from now on. Sets that have a communicator keep it.
 void NcclCommunicators::DoWithoutNccl(const std::string& reason, bool says_so) {
   failure_ = "a communicator could not be made before";
   another_warns_ |= !says_so;

@@ -1,5 +1,5 @@
-// How the members of each process set move GPU tensors: over an NCCL communicator, or
-// through host memory if one of them cannot use NCCL.
+// The way in which the members of each process set move GPU tensors: over an NCCL
+// communicator, or through host memory if one of them cannot use NCCL.
 //
 // A set gets its communicator when its first batch of such tensors runs. A set added
 // later gets a split of the communicator of all ranks. All members see the same batches

@@ -12,7 +12,7 @@
 
 namespace keras_hvd {
 
-// How elements are combined.
+// The way to combine elements.
 struct Reduction {
   int32_t op = KHVD_AVERAGE;  // khvd_reduce_op
   double prescale = 1;

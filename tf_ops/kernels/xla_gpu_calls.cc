@@ -107,7 +107,7 @@ struct GpuCall {
 using OwnedCall = std::unique_ptr<GpuCall, DeleteOnceEnded>;
 
 // The requests of the program that a thread runs, by number. A program that failed
-// elsewhere may leave requests here; the next one with the same number discards them.
+// elsewhere may leave requests here. The next one with the same number discards them.
 using Program = std::unordered_map<int64_t, OwnedCall>;
 thread_local Program program;
 

@@ -103,7 +103,7 @@ absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
 }
 
 // The same values as lists, which have only one layout. If a value needs another
-// layout, XLA gives each user its own copy and expects a later pass to merge them; but
+// layout, XLA gives each user its own copy and expects a later pass to merge them. But
 // start and done must get the same memory.
 Values Flat(const Values& inputs) {
   Values flat;
@@ -149,7 +149,7 @@ std::string Attributes(const Request& request) {
       ", value = ", request.value, " : i32, place = ", InQuotes(request.place), "}");
 }
 
-// Which results are written into the memory of which operands.
+// Pairs of a result and the operand whose memory it is written into.
 using Aliases =
     std::vector<std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>>;
 

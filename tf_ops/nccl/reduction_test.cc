@@ -1,4 +1,4 @@
-// Which reductions are NCCL's.
+// The reductions that are NCCL's.
 #include "tf_ops/nccl/reduction.h"
 
 #include <limits>
@@ -118,7 +118,7 @@ TEST(ReductionTest, ScalesOf16BitsAreExact) {
   for (DataType dtype : {DataType::kFloat16, DataType::kBfloat16}) {
     EXPECT_TRUE(Has({ReduceOp::kSum, 0.125, 1}, dtype, 3));
     EXPECT_FALSE(Has({ReduceOp::kSum, 0.1, 1}, dtype, 3));
-    // The scale of all is what counts: 0.5 / 4, and 0.5 / 3.
+    // The scale of all counts: 0.5 / 4, and 0.5 / 3.
     EXPECT_TRUE(Has({ReduceOp::kAverage, 0.5, 1}, dtype, 4));
     EXPECT_FALSE(Has({ReduceOp::kAverage, 0.5, 1}, dtype, 3));
     EXPECT_TRUE(Has({ReduceOp::kAverage, 1.5, 2}, dtype, 3));

@@ -44,8 +44,8 @@ class Recording {
   Recording(RecordingFile* file, const JobState* job, int64_t start);
 
   void Add(const TimelineRecord& record);
-  // Adds the steps that are over to the file. `left_out` are requests that were not
-  // recorded, of all; `has_all`: there are no more records up to now.
+  // Adds the steps that are over to the file. `left_out`: the number of all requests
+  // not recorded so far. `has_all`: there are no more records up to now.
   void Flush(int64_t now, bool has_all, int64_t left_out);
   // Adds the rest.
   void Close();

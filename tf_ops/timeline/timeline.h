@@ -60,7 +60,7 @@ class Timeline : public PhaseRecorder {
   void AddStalls(const std::vector<Stall>& stalls, double now);
   // Records a batch that another host has carried out.
   void AddBatchElsewhere(const BatchElsewhere& batch);
-  // A batch begins here. Returns null if it is not recorded; it must then not be ended.
+  // A batch begins here. Returns null if it is not recorded. It must then not be ended.
   PhaseRecorder* BeginBatch(uint64_t batch);
   void EndBatch(bool ok);
   void Enter(CollectivePhase phase, int64_t begin, int64_t end) override;

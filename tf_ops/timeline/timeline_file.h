@@ -29,7 +29,7 @@ class TimelineFile {
   Status Open(const std::string& path);
   // Adds an event: a JSON object on one line, of at most kLongestEvent bytes.
   void Add(std::string_view event);
-  // Passes what was added to the system, where it outlives this process.
+  // Passes the added events to the system, where they outlive this process.
   void Flush();
   // Ends the array and closes the file.
   void Close();

@@ -1,4 +1,4 @@
-// How messages pass between ranks: complete, in order, and of any length.
+// Messages between ranks: complete, in order, and of any length.
 //
 // Neither end ever blocks. When a receiver has no room, the rest of a message stays
 // with the sender until a later Flush. A receiver that makes room wakes the sender's

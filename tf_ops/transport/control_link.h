@@ -47,7 +47,7 @@ class ControlLink {
 
   // Adds a frame for Flush to send.
   void Queue(FrameType type, std::string_view bytes);
-  // Sends what the socket takes. Returns true if it took anything.
+  // Sends the bytes that the socket takes. Returns true if there were any.
   bool Flush();
   bool has_unsent() const { return sent_ < unsent_.size() && why_closed_.empty(); }
   // Sends the queued frames and then nothing more, which the peer sees as an end. Waits

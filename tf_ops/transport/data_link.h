@@ -33,7 +33,7 @@ class DataLink {
   // in pieces of other sizes. Without this, each posted transfer is a message.
   virtual void BeginSend(int64_t bytes) = 0;
   virtual void BeginReceive(int64_t bytes) = 0;
-  // Each posts a transfer; the memory must stay until the transfer is complete. Each
+  // Each posts a transfer. The memory must stay until the transfer is complete. Each
   // returns the value that `sent` or `received` then has.
   virtual int64_t Send(const void* data, int64_t bytes) = 0;
   // Bytes that come for null are dropped.

@@ -1,4 +1,4 @@
-// How a sleeping engine is woken: one futex word for each rank, in shared memory.
+// Wakes a sleeping engine: one futex word for each rank, in shared memory.
 //
 // A rank that publishes something (data, a submission, a decision, a death) stores it
 // first and rings afterwards. The sleeper announces itself first and looks again before
@@ -34,8 +34,8 @@ class alignas(64) Doorbell {
   void Announce(uint32_t listening = kEverything);
   // Withdraws the announcement.
   void Cancel();
-  // Sleeps until somebody rings, or until `deadline`. Returns false on the deadline;
-  // the announcement then still stands.
+  // Sleeps until somebody rings, or until `deadline`. Returns false on the deadline.
+  // The announcement then still stands.
   bool Sleep(Clock::time_point deadline, uint32_t listening = kEverything);
 
  private:

@@ -1,5 +1,5 @@
-// How the hosts come to know of a failure, each at its own pace, on a clock that the
-// tests move: no test waits.
+// The hosts come to know of a failure, each at its own pace, on a clock that the tests
+// move: no test waits.
 #include "tf_ops/transport/failure_wave.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class Host {
   std::string failure() const { return job_->Failure().message; }
   bool AllKnow(Clock::time_point now) const { return wave_->AllKnow(now); }
   bool Reports() const { return wave_->Reports(); }
-  // Which ranks of other hosts a report here would tell of.
+  // Whether a report here would tell of a rank of another host.
   bool KnowsWhatDid(int rank) const {
     const OperationHistory* const history = wave_->FindHistory(rank);
     return history != nullptr &&

@@ -56,8 +56,7 @@ class Listener {
   void Hear(std::string_view bytes) {
     while (!bytes.empty()) {
       const std::string_view piece = bytes.substr(0, kPieceBytes);
-      // It no longer listens to somebody who talks nonsense: its end is closed, or
-      // full.
+      // It no longer listens to a speaker of nonsense: its end is closed, or full.
       const int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
       if (send(speaker_, piece.data(), piece.size(), flags) < 0) return;
       bytes.remove_prefix(piece.size());

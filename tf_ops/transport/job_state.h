@@ -106,8 +106,8 @@ class JobState {
   // Counts one more for this rank. Only one thread may call it at a time.
   void NoteCarriedOut();
   virtual OperationHistory& History(int rank);
-  // Whether that is known; of other hosts' ranks it is when they have told, on the rank
-  // that reports the failure.
+  // Whether that is known. For other hosts' ranks it is once they have told, on the
+  // rank that reports the failure.
   virtual bool HasHistory(int) const { return true; }
 
   // ---- Waking

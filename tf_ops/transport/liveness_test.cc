@@ -1,4 +1,4 @@
-// How deaths are noticed: real processes that are killed, crash, exit, leave and stop.
+// Deaths that are noticed: real processes that are killed, crash, exit, leave and stop.
 #include "tf_ops/transport/liveness.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The few functions of an MPI that carry tensors. Python has opened that MPI, and gives
-// their addresses and the handles; no header of an MPI is needed.
+// their addresses and the handles. No header of an MPI is needed.
 #pragma once
 
 #include <cstddef>

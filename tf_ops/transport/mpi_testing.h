@@ -50,7 +50,7 @@ class MpiStandIn {
     std::lock_guard<std::mutex> lock(Mutex());
     broken_ = true;
   }
-  // Moves what all ranks have to send, as their calls would do.
+  // Moves the bytes that all ranks have to send, as their calls would do.
   void MoveAll() {
     std::lock_guard<std::mutex> lock(Mutex());
     for (auto& [ranks, queue] : queues_) queue.Move(nullptr);

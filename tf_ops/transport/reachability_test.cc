@@ -78,7 +78,7 @@ class ReachabilityTest : public testing::Test {
               0);
   }
   void Send() { EXPECT_EQ(send(here_, "x", 1, MSG_NOSIGNAL), 1); }
-  // Sends what the two kernels take; nobody reads it.
+  // Sends as much as the two kernels take; nobody reads it.
   void SendMuch() {
     const std::string much(1 << 20, 'x');
     pollfd room = {here_, POLLOUT, 0};

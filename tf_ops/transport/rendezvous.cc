@@ -327,7 +327,7 @@ Status Rendezvous::ConnectToRoot() {
 Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
   Answer answer;
   int fd;
-  // Rank 0 enforces the deadline and reports who is missing; this rank must only not
+  // Rank 0 enforces the deadline and reports who is missing. This rank must only not
   // give up first.
   const auto deadline = deadline_ + std::chrono::seconds(5);
   Status status = ReceiveAnswer(connections_[0], Name(0), deadline, &answer, &fd);

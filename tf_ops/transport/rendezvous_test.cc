@@ -1,4 +1,4 @@
-// How ranks find each other: as processes and as threads, complete and not.
+// Ranks that find each other: as processes and as threads, complete and not.
 #include "tf_ops/transport/rendezvous.h"
 
 #include <gtest/gtest.h>
