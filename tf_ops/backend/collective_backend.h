@@ -26,7 +26,7 @@ class CollectiveBackend {
   virtual bool BeginAgain() = 0;
   virtual void End() = 0;
 
-  // ---- Of each that has begun, one of these.
+  // ---- One of these for each collective that has begun
 
   // Runs the collective of the batch's kind. `tuning` is the same on all members.
   virtual bool Run(const Batch& batch, const Tuning& tuning) = 0;
@@ -41,7 +41,7 @@ class CollectiveBackend {
   virtual bool AllgatherHashes(const std::vector<uint64_t>& own,
                                std::vector<std::vector<uint64_t>>* all) = 0;
 
-  // ---- Of how it works
+  // ---- Window size and recording
 
   // The largest part of a tensor that is moved at once.
   virtual int64_t window_bytes() const = 0;

@@ -1,5 +1,5 @@
-// Collectives in host memory: shared memory inside of a host, connections between
-// hosts; see collectives/hosts_communicator.h.
+// Collectives in host memory: shared memory within a host, connections between hosts;
+// see collectives/hosts_communicator.h.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ struct Shape {
 };
 using Group = std::vector<Shape>;
 
-// ---- What each member asks for and gets
+// ---- Requests and results
 
 struct Request {
   Description description;
@@ -83,7 +83,7 @@ int64_t OutputBytes(const Request& request, size_t tensor, int member) {
 // From how many hosts on a test's allreduces exchange by halving.
 int64_t halving_hosts = kHalvingHosts;
 
-// Carries out a member's request. Its results.
+// Carries out a member's request. Returns its results.
 Tensors Carry(const Request& request, int member, CollectiveBackend* backend,
               bool succeeds = true) {
   auto operation = std::make_unique<Operation>();
@@ -125,7 +125,7 @@ Tensors Carry(const Request& request, int member, CollectiveBackend* backend,
   return outputs;
 }
 
-// ---- What each member must get
+// ---- Right results
 
 std::vector<const void*> Pointers(const std::vector<Tensors>& inputs, size_t tensor,
                                   const std::vector<int>& members) {
@@ -281,7 +281,7 @@ void Check(HostsJob* job, const std::vector<int>& members, const Request& reques
 
 void Check(HostsJob* job, const Request& request) { Check(job, job->all(), request); }
 
-// ---- Where ranks are
+// ---- Layouts
 
 struct Layout {
   const char* name;
@@ -391,7 +391,7 @@ TEST_P(HostsTest, AllreduceOfAllTypesAndReductions) {
   }
 }
 
-// What is exact is the same on any hosts, in every type.
+// Exact results are the same on any hosts, in every type.
 TEST_P(HostsTest, AllreduceOfSmallNumbersIsThatOfOneHost) {
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
     const Request pattern = GroupRequest(
@@ -788,9 +788,10 @@ TEST_P(HostsTest, CollectivesOfAnySetsFollowEachOther) {
   }
 }
 
-// ---- What travels
+// ---- Bytes sent
 
-// Rank 0's bytes to one other host, in an allreduce over so many of one rank.
+// The bytes from rank 0 to one other host, in an allreduce over `hosts` hosts of one
+// rank.
 int64_t SentByAllreduce(int hosts, int64_t bytes) {
   std::vector<int> ranks(hosts);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -922,7 +923,7 @@ TEST(HostsSetsTest, HostsAreReducedInTheOrderOfTheirNumbers) {
 // ---- Death
 
 // One rank closes its connections, as its death would, before a collective that needs
-// it. How the job ends.
+// it. Returns the end of the job.
 Status EndWithout(
     int dead, const Request& request, HostsJob* job,
     const std::function<void()>& once_dead = [] {}) {

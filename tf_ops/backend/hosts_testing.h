@@ -106,7 +106,7 @@ class HostsJob {
   RankBlock& block(int rank) {
     return segments_[topology_.host_of(rank)]->block(topology_.local_index(rank));
   }
-  // What a rank has sent to another one so far.
+  // The bytes that a rank has sent to another one so far.
   int64_t Sent(int rank, int peer) const { return links_[rank][peer].lock()->sent(); }
   // Ends a rank as its process's death would: its connections close.
   void Kill(int rank) { backends_[rank].reset(); }

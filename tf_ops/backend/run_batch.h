@@ -1,4 +1,4 @@
-// Runs the collective of a batch's kind with what the requests say.
+// Runs the collective of a batch's kind, with the options that its requests give.
 #pragma once
 
 #include <vector>

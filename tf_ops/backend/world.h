@@ -1,4 +1,4 @@
-// What connects a rank to the others of its job.
+// A rank's view of its job: the job's state, channels, and a backend.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@ struct World {
   std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter)> make_backend;
   // Null if all ranks share memory.
   std::shared_ptr<LinkWatch> link_watch;
-  // Null as well.
+  // Null if all ranks share memory, too.
   std::shared_ptr<CarriedBytes> carried;
 };
 
@@ -37,8 +37,8 @@ World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank);
 //
 // `segment` is shared by the ranks of this host. `names` are those of all ranks. Takes
 // over the sockets of `links`, which are those that LinksNeeded lists. `host_timeout`:
-// after how long without an answer a host counts as gone. With `mpi`, which is then
-// this rank's, tensors travel by it, and there are no links for them.
+// a host without an answer for this long counts as gone. With `mpi`, which is then this
+// rank's, tensors travel by it, and there are no links for them.
 World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
                  std::vector<RankName> names, const std::vector<Link>& links,
                  std::chrono::seconds host_timeout = kHostTimeout,

@@ -31,7 +31,7 @@ inline bool CanAdasum(int members) {
 }
 
 // All members get the same bits, whatever else is combined with a tensor. 8- and 16-bit
-// floats are computed in float32 and rounded once at the end; products and their sums
+// floats are computed in float32 and rounded once at the end. Products and their sums
 // are computed in double. Returns false if the job failed meanwhile.
 template <typename Group>  // a Communicator, or a HostsCommunicator
 bool Adasum(const AdasumOptions& options, Group* communicator);

@@ -120,7 +120,7 @@ class Reducer {
     return communicator_.AwaitAllReduced();
   }
 
-  // Copies what the others have reduced, in this round or the one `ago` before.
+  // Copies the others' results, in this round or the one `ago` before.
   void CopyResults(const Window& window, int ago) {
     const int members = communicator_.count();
     Enter(CollectivePhase::kCopyOut, window);

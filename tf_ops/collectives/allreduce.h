@@ -28,11 +28,12 @@ inline int64_t PaddedBytes(int64_t bytes) {
 // Up to this size, reading everything from everybody is cheaper than a second wait.
 inline constexpr int64_t kAllreduceSmallBytes = 16 << 10;
 // Smaller windows rewrite exchange memory lines that are still in the cache of the core
-// that read them; larger ones no longer fit into the own core's cache.
+// that read them. Larger ones no longer fit into the own core's cache.
 inline constexpr int64_t kAllreduceWindowBytes = 1 << 20;
 
-// From how many hosts on they exchange what fits into a window by halving and doubling.
-// Fewer save more time by the few steps of a direct exchange than its messages cost.
+// From this many hosts on, they exchange tensors that fit into a window by halving and
+// doubling. With fewer, the few steps of a direct exchange save more time than its
+// messages cost.
 inline constexpr int64_t kHalvingHosts = 12;
 // Two have the same messages either way.
 inline constexpr int64_t kLeastHalvingHosts = 3;

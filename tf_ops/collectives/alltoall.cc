@@ -10,7 +10,7 @@
 namespace keras_hvd {
 namespace {
 
-// What this member gives to another one and gets from it.
+// The bytes that this member gives to another one, and those that it gets from it.
 struct Trade {
   const char* from;
   int64_t given;  // in bytes
@@ -31,7 +31,7 @@ std::vector<int64_t> StartsOf(const std::vector<int64_t>& rows, int64_t row_byte
   return starts;
 }
 
-// The most that one of these members gives to another, in rows.
+// The most rows that one of these members gives to another.
 int64_t LongestOf(const std::vector<std::vector<int64_t>>& splits,
                   const std::vector<int>& members) {
   int64_t longest = 0;

@@ -10,7 +10,7 @@ bool Barrier(Communicator* communicator) {
   return communicator->AwaitAllPublished();
 }
 
-// Whoever has something of every member knows that all have entered.
+// A member that has a value from every member knows that all have entered.
 bool Barrier(HostsCommunicator* hosts) {
   std::vector<std::vector<uint8_t>> all;
   return AllgatherValues(std::vector<uint8_t>{1}, hosts, &all);

@@ -1,8 +1,8 @@
 // One rank's view of the ranks that take part in a collective on its host.
 //
 // A collective runs in rounds. In each round, a rank writes into its own exchange
-// memory, publishes the round's number, and reads what the others have published.
-// Numbers only grow, across all collectives, so no word is ever reset.
+// memory, publishes the round's number, and reads the others' published data. Numbers
+// only grow, across all collectives, so no word is ever reset.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@
 
 namespace keras_hvd {
 
-// How the engine passes the time until a peer is ready.
+// Passes the engine's time until a peer is ready.
 class Waiter {
  public:
   virtual ~Waiter() = default;
   // Returns true as soon as `ready()` is true, or false when the job has failed or
   // stops. `awaited` is the rank being waited for.
   virtual bool Wait(const std::function<bool()>& ready, int awaited) = 0;
-  // The same where nothing rings when `ready()` becomes true: it is asked all the time,
-  // but ever less often.
+  // The same where nothing rings when `ready()` becomes true. Asks again and again,
+  // ever less often.
   virtual bool Poll(const std::function<bool()>& ready, int awaited) = 0;
   // Passes a moment while waiting for something that rings for nobody. `times` counts
   // the moments passed so far. Returns false when the job has failed or stops.
@@ -58,7 +58,7 @@ class Communicator {
 
   // Returns false if the job has failed.
   bool NextRound();
-  // An empty round: after it no member reads what others wrote before.
+  // An empty round: after it no member reads the others' earlier data.
   bool Regroup();
   // Tells the members that this rank's part of the round can be read.
   void Publish();
@@ -72,13 +72,13 @@ class Communicator {
   bool HasPublished(int member) const;
   bool AwaitAllReduced(int ago = 0);
 
-  // Of these members.
+  // The choice for these members.
   StoreChoice& store_choice() { return store_choice_; }
 
   // Records the collectives from now on; null stops the record.
   void set_recorder(PhaseRecorder* recorder) { recorder_ = recorder; }
   // Enters a phase in the record (see phase_recorder.h). Waits record themselves. Free
-  // if nobody keeps a record.
+  // without a recorder.
   void Enter(CollectivePhase phase, int64_t begin = 0, int64_t end = INT64_MAX) {
     if (recorder_ != nullptr) recorder_->Enter(phase, begin, end);
   }
@@ -93,7 +93,7 @@ class Communicator {
 
   int Half(int ago = 0) const;
   bool AwaitReaders();
-  // A block of the segment is that of the rank with this local index.
+  // `block`: the local index of a rank, which is that of its block in the segment.
   bool Await(SharedCounter RankBlock::* word, int block, uint64_t value);
   void Advance(SharedCounter RankBlock::* word, uint64_t value);
 

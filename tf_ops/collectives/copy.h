@@ -1,7 +1,7 @@
 // Copies with ordinary stores or with streaming ones.
 //
 // An ordinary store first reads the cache line that it changes; a streaming store
-// bypasses the caches. Which is faster depends on the machine, the cores and the amount
+// bypasses the caches. The faster kind depends on the machine, the cores and the amount
 // copied; see store_choice.h.
 #pragma once
 

@@ -11,8 +11,8 @@ struct Block {
   int first;
   int hosts;
 
-  // Which parts its n-th host has when the block's sums are made: the lowest bit of n
-  // has said which half, the next one which half of that.
+  // The parts that its n-th host has when the block's sums are made. The lowest bit of
+  // n says which half of all parts, the next one which half of that.
   PartRange PartsOf(int number, int parts) const {
     PartRange range{0, parts};
     for (int bit = 1; bit < hosts; bit *= 2) range = Half(range, number & bit);
@@ -76,7 +76,7 @@ class Steps {
     }
   }
 
-  // The one of a smaller block that has this host's parts, among others.
+  // The host of a smaller block that has this host's parts, among others.
   int HostOf(const Block& smaller) const {
     return smaller.first + number_ % smaller.hosts;
   }

@@ -1,12 +1,12 @@
-// Who exchanges which part of a vector with whom, so that all hosts have its sum after
-// as many steps as the logarithm of their number.
+// Halving and doubling: exchanges between hosts that give all of them the sum of their
+// vectors, in a number of steps logarithmic in the number of hosts.
 //
-// Of 2^n hosts, each exchanges half of what it still adds up with another one in every
-// step, and so has the sum of one part after n steps; n more bring the others, each
-// step as much as all before. Other numbers are divided into powers of two, the largest
-// first: each of these adds up its own hosts, its sums go to the one before it, and the
-// results come back. Whatever way a part takes, its sum is made of the same pairs
-// (staged_reduction.h).
+// Of 2^n hosts, each exchanges half of the parts that it still adds up with another
+// host in every step. So it has the sum of one part after n steps. Another n steps
+// bring the other sums, each step as many as all before. Other numbers of hosts are
+// divided into blocks of powers of two, the largest first. Each block adds up its own
+// hosts, its sums go to the block before it, and the results come back. A part's sum is
+// made of the same pairs on every way (staged_reduction.h).
 //
 // See R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 // Operations in MPICH" (2005), for powers of two, and R. Rabenseifner, J. L. Träff,
@@ -26,18 +26,19 @@ struct PartRange {
   bool empty() const { return begin == end; }
 };
 
-// What a host exchanges with another one at once, when the steps before are over.
+// A host's exchange with another one, in both directions at once, after the steps
+// before.
 struct ExchangeStep {
   int host;
   PartRange sends;
   PartRange receives;
-  // What travels are results; else sums, to which the receiver adds its own.
+  // Whether results travel; else sums, to which the receiver adds its own.
   bool results;
 };
 
-// Into how many parts so many hosts divide what they add up.
+// The number of parts into which `hosts` hosts divide a vector.
 int HalvingParts(int hosts);
-// The steps of one of so many hosts, in their order.
+// The steps of one of `hosts` hosts, in their order.
 std::vector<ExchangeStep> HalvingSteps(int host, int hosts);
 
 }  // namespace keras_hvd

@@ -12,7 +12,7 @@
 namespace keras_hvd {
 namespace {
 
-// What staged_reduction.h promises, as "((0+1)+2)".
+// The sum that staged_reduction.h promises, as "((0+1)+2)".
 std::string SumOf(int begin, int end) {
   if (end - begin == 1) return std::to_string(begin);
   int first = 1;
@@ -30,7 +30,7 @@ struct Host {
   const int number;
   std::vector<ExchangeStep> steps;
   size_t next = 0;
-  bool has_sent = false;  // what the next step sends
+  bool has_sent = false;  // the next step's parts
   std::vector<std::string> sums, results;
   int sent = 0, received = 0;  // parts
 };

@@ -13,7 +13,7 @@ namespace keras_hvd {
 inline constexpr uint64_t kNoResult = 0;
 
 // Never returns kNoResult. Data that differs in a single word of 8 bytes always has
-// different hashes; other data almost always does.
+// different hashes. Other data almost always does.
 uint64_t Hash(const void* data, int64_t bytes);
 
 // Gives every member all members' hashes. `own` has the same length on every member,

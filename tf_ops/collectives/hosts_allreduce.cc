@@ -1,6 +1,6 @@
 // See allreduce.h.
 //
-// How the hosts exchange what they have reduced depends on their number, the size and
+// The way in which the hosts exchange their sums depends on their number, the size and
 // the types: see hosts_reducer.h.
 #include <vector>
 
@@ -10,7 +10,8 @@
 namespace keras_hvd {
 namespace {
 
-// For what cannot be reduced in stages: all members' elements travel to one of them.
+// For tensors that cannot be reduced in stages: all members' elements travel to one of
+// them.
 bool AllreduceWhole(const AllreduceOptions& options, HostsCommunicator* hosts) {
   const int members = hosts->count();
   std::vector<std::vector<int64_t>> starts;

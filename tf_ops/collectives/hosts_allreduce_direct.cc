@@ -5,8 +5,8 @@
 //   1. copy the slices into their exchange memories, and publish;
 //   2. each lane reduces its slice, and sends each host's part of it to the same lane
 //      there;
-//   3. each lane reduces its host's part of what all hosts have sent, and sends the
-//      result to the other hosts;
+//   3. each lane reduces all hosts' sums of its host's part, and sends the result to
+//      the other hosts;
 //   4. each lane publishes its slice when it has all results, and all copy it out.
 // While one step waits for the network, the next windows are already in the steps
 // before, so that the network always has something to send. Small tensors skip the
@@ -25,14 +25,14 @@ namespace {
 // are still in the cache when they are reduced, and long enough that two hosts, each of
 // which sends before it receives, seldom wait for each other.
 constexpr int64_t kMostPartBytes = 512 << 10;
-// So that no more than kMostIncomingBytes come to a lane, hosts send in turns: in the
-// n-th of a window, each to the n-th after it. Many short turns keep hosts in step, and
-// a few long ones do not.
+// Hosts send in turns, so that no more than kMostIncomingBytes come to a lane. In the
+// n-th turn of a window, each sends to the n-th host after it. Many short turns keep
+// hosts in step, a few long ones do not.
 constexpr int64_t kMostTurnBytes = kMostIncomingBytes / 8;
-// So many links are asked again and again for what comes.
+// At most this many links are asked again and again for bytes.
 constexpr int64_t kReceivedAtOnce = 8;
 // Between hosts a second wait costs more than it does in shared memory, and more than
-// the time for so many bytes, in multiples of what is small there.
+// the time for this many times the bytes that are small there.
 constexpr int64_t kSmallBetweenHosts = 8;
 constexpr int64_t kMoreForSmall = 2;
 
@@ -72,12 +72,12 @@ class DirectReducer : HostsReducer {
   static constexpr int64_t kSumsInFlight = 3;
   static constexpr int64_t kInFlight = 2;
 
-  // How far a link has come when it has brought the sums, sent the results, and brought
-  // the results of a window.
+  // A link's positions after it has brought the sums, sent the results, and brought the
+  // results of a window.
   struct Ends {
     int64_t sums = 0, sent = 0, results = 0;
   };
-  // Where a turn's bytes come from, and how far that link has then come.
+  // The host that a turn's bytes come from, and the position of its link after them.
   struct Turn {
     int from;
     int64_t end;
@@ -88,9 +88,9 @@ class DirectReducer : HostsReducer {
     return hosts_.hosts() <= 2 ? kMostPartBytes : kMostTurnBytes;
   }
 
-  // What every host sends to every other, instead of two exchanges of parts. Of two
-  // hosts, each sends as much either way; of more, (hosts - 2) / hosts of it in vain to
-  // each other one.
+  // The bytes that every host sends to every other, instead of two exchanges of parts.
+  // Of two hosts, each sends as much either way. Of more, each sends (hosts - 2) /
+  // hosts of the bytes in vain to each other one.
   int64_t MostSmallBytes(int64_t small_bytes) const {
     const int64_t hosts = hosts_.hosts();
     const int64_t most = std::min(small_bytes, MostWindowBytes());
@@ -100,7 +100,7 @@ class DirectReducer : HostsReducer {
   }
 
   bool IsWindow(int64_t number) const { return number >= 0 && number < windows_; }
-  // What a host reduces of this lane's slice.
+  // A host's part of this lane's slice.
   Window PartAt(int64_t number, int host) const {
     const Window slice = SliceAt(number);
     return small_ ? slice : slice.Part(host, hosts_.hosts());
@@ -108,8 +108,8 @@ class DirectReducer : HostsReducer {
 
   // ---- Steps
 
-  // Each window begins a round. Whoever publishes it has finished the steps before,
-  // and so no longer uses what the window before the last but one has left.
+  // Each window begins a round. A member that publishes it has finished the steps
+  // before, and so no longer uses the data of the window before the last but one.
   bool ReduceHost(int64_t number) {
     if (!EnterWindow(number)) return false;
     if (is_lane()) ReceiveSums(number);
@@ -135,7 +135,7 @@ class DirectReducer : HostsReducer {
       // The results take the place of those of the window before the last.
       if (!alone_ && !hosts_.AwaitSent(PeerOn(host), ends.sent)) return false;
     }
-    // The results of small tensors may take the place of what is being sent.
+    // The results of small tensors may take the place of bytes that are being sent.
     if (small_ && !hosts_.AwaitSent()) return false;
     Enter(CollectivePhase::kReduce, WindowAt(number));
     ReduceSums(number);
@@ -254,7 +254,7 @@ class DirectReducer : HostsReducer {
     hosts_.Progress();
   }
 
-  // A turn has begun when an earlier one has brought what it brings.
+  // A turn begins once the bytes of an earlier one have come.
   int64_t SendInTurn(int host, const void* data, int64_t bytes) {
     const int64_t awaited = static_cast<int64_t>(turns_.size()) - turns_at_once_;
     if (awaited < 0) return hosts_.Send(PeerOn(host), data, bytes);
@@ -263,7 +263,7 @@ class DirectReducer : HostsReducer {
   }
   void EndTurn(int from, int64_t end) { turns_.push_back({from, end}); }
 
-  // What is to come in a later turn can wait in the system, and need not be asked for.
+  // Bytes of a later turn can wait in the system, and need not be asked for.
   int64_t ReceiveInTurn(int host, void* data, int64_t bytes) {
     const int64_t awaited =
         static_cast<int64_t>(received_turns_.size()) - kReceivedAtOnce;
@@ -272,7 +272,7 @@ class DirectReducer : HostsReducer {
     return hosts_.ReceiveAfter(PeerOn(turn.from), turn.end, PeerOn(host), data, bytes);
   }
 
-  const bool moves_inputs_;  // what leaves this host is this rank's input
+  const bool moves_inputs_;  // this rank's input leaves the host as it is
   const bool small_;
   int64_t part_bytes_ = 0;  // the largest
   char* scratch_ = nullptr;

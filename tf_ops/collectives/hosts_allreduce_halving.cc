@@ -2,8 +2,8 @@
 //
 // A lane adds up its host's slice, and then exchanges parts of it with the lanes of few
 // other hosts, one after the other: first sums, then results (halving_doubling.h). That
-// takes far fewer messages than a part for each host does. To a lane that is late, no
-// more than its slice comes at once.
+// takes far fewer messages than a part for each host does. A late lane gets no more
+// than its slice at once.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -43,8 +43,8 @@ class HalvingReducer : HostsReducer {
   }
 
  private:
-  // Where what comes in a step is, each element at `place` and its position, and what
-  // its link has received before and after it.
+  // The place of a step's incoming bytes, each element at `place` plus its position,
+  // and the bytes that its link has received before and after them.
   struct Receives {
     char* place;
     int64_t begin, end;
@@ -78,8 +78,8 @@ class HalvingReducer : HostsReducer {
     return true;
   }
 
-  // All at once: what comes early need not wait in the system, which would hold up its
-  // sender.
+  // All at once: bytes that come early need not wait in the system, which would hold up
+  // their sender.
   void PostReceives(int64_t number) {
     int64_t used = slice_bytes_;
     for (size_t i = 0; i < steps_.size(); ++i) {
@@ -98,7 +98,7 @@ class HalvingReducer : HostsReducer {
     }
   }
 
-  // So far this lane may be ahead of a peer that sends as much.
+  // A lane is at most kMostIncomingBytes ahead of a peer that sends as much.
   void Send(int64_t number, const ExchangeStep& step, const Receives& receives) {
     const int peer = PeerOn(step.host);
     int64_t awaited = receives.begin - kMostIncomingBytes;
@@ -132,7 +132,7 @@ class HalvingReducer : HostsReducer {
     Enter(CollectivePhase::kReduce, WindowAt(number));
     const void* pair[] = {SumOf(number, tensor, offset, position),
                           receives.place + position};
-    // The first of the pair is that of the first hosts.
+    // The first of the pair is the sum of the first hosts.
     if (step.host < hosts_.host()) std::swap(pair[0], pair[1]);
     const bool is_last = &step == last_sum_;
     Reduce(
@@ -150,7 +150,7 @@ class HalvingReducer : HostsReducer {
             slice.Part(parts.end - 1, parts_).end};
   }
 
-  // What some hosts make, this one among them; at first it may be this rank's input.
+  // The sum of some hosts, this one among them. At first it may be this rank's input.
   char* Sum(int64_t number, int64_t position) const {
     return scratch_ + position - SliceAt(number).begin;
   }
@@ -162,7 +162,7 @@ class HalvingReducer : HostsReducer {
   const bool moves_inputs_;  // the first sums are this rank's input
   const int parts_;
   const std::vector<ExchangeStep> steps_;
-  const ExchangeStep* last_sum_ = nullptr;  // what is added there is a result
+  const ExchangeStep* last_sum_ = nullptr;  // its sum is a result
   std::vector<Receives> receives_;          // by step
   char* scratch_ = nullptr;
   bool has_added_ = false;

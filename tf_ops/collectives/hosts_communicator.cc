@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kPatience(1);
 
 constexpr int64_t kLine = 64;
 
-// Where so many bytes come while a waiter spins, the next soon follow: sleeping until
+// If this many bytes come while a waiter spins, the next soon follow. Sleeping until
 // each is there would take longer than the bytes themselves.
 constexpr int64_t kWorthSpinning = 32 << 10;
 
@@ -155,7 +155,8 @@ void HostsCommunicator::PostSends() {
   }
 }
 
-// What has come before may be all that comes on a link, so nothing would say so later.
+// The bytes that have come before may be all that a link brings, so nothing would
+// announce them later.
 void HostsCommunicator::PostReceives() {
   for (; MayGo(held_receives_); held_receives_.queue.pop_front()) {
     const Held<void>& next = held_receives_.queue.front();
@@ -207,7 +208,7 @@ bool HostsCommunicator::AwaitReceived(int member, int64_t end) {
                    [&link = LinkOf(member), end] { return link.received() >= end; });
 }
 
-// What is awaited may never be posted because of another link that has ended.
+// The awaited bytes may never be posted because of another link that has ended.
 bool HostsCommunicator::AwaitLink(int member, const std::function<bool()>& ready) {
   if (ready()) return true;
   const DataLink& link = LinkOf(member);
@@ -265,8 +266,8 @@ void HostsCommunicator::Abandon() {
   for (int member : remote_) LinkOf(member).Abandon();
 }
 
-// A rank that waits for one of its host may have in its hands what that one waits for.
-// While bytes flow the waiter begins anew, and so spins.
+// A rank that waits for another of its host may hold the bytes that the other waits
+// for. While bytes flow the waiter begins anew, and so spins.
 bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
   int64_t before = 0;
   const auto flows_or_ready = [&] {

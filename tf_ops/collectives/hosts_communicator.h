@@ -1,7 +1,7 @@
 // One rank's view of the ranks that take part in a collective across several hosts.
 //
 // Ranks of one host meet in shared memory, as in any collective; those of different
-// hosts have a connection for every two of them. Nothing that travels says what it is:
+// hosts have a connection for every two of them. Bytes travel without headers, since
 // all members run the same collectives in the same order.
 #pragma once
 
@@ -56,7 +56,7 @@ class HostsCommunicator : private Waiter {
   int place_of(int member) const { return place_of_[member]; }
   // A lane has a member on each host: lane n has the n-th. Members may be left over.
   int lanes() const { return lanes_; }
-  // The member that deals with this one for its host.
+  // The member of `host` that exchanges data with `member`.
   int Counterpart(int member, int host) const {
     const std::vector<int>& there = members_of_[host];
     return there[place_of_[member] % there.size()];
@@ -68,21 +68,21 @@ class HostsCommunicator : private Waiter {
   void BeginReceive(int member, int64_t bytes) { LinkOf(member).BeginReceive(bytes); }
   int64_t Send(int member, const void* data, int64_t bytes);
   int64_t Receive(int member, void* data, int64_t bytes);
-  // As Send and Receive, but not before `received(awaited)` has come to `end`. What is
-  // sent so keeps its order, and so does what is received.
+  // As Send and Receive, but not before `received(awaited)` has come to `end`. Such
+  // sends keep their order, and so do such receives.
   int64_t SendAfter(int awaited, int64_t end, int member, const void* data,
                     int64_t bytes);
   int64_t ReceiveAfter(int awaited, int64_t end, int member, void* data, int64_t bytes);
-  // Moves what can be moved by now. If there are other hosts, all waits do so too,
-  // those of `local` as well.
+  // Moves the bytes that can be moved by now. If there are other hosts, all waits do so
+  // too, those of `local` as well.
   void Progress();
-  // Wait for all that has been posted, or for what goes to and comes from one member up
-  // to a return value of Send and Receive. Return false if the job has failed.
+  // Wait for all posted transfers, or for those to or from one member up to a return
+  // value of Send or Receive. Return false if the job has failed.
   bool AwaitSent();
   bool AwaitReceived();
   bool AwaitSent(int member, int64_t end);
   bool AwaitReceived(int member, int64_t end);
-  // What has come from a member, as Receive counts it.
+  // The bytes that have come from a member, as Receive counts them.
   int64_t received(int member) const { return LinkOf(member).received(); }
   // Forgets all transfers; none is possible any more. For a job that has failed.
   void Abandon();

@@ -1,4 +1,4 @@
-// What waits between hosts do beside waiting.
+// Waits between hosts, and their work meanwhile.
 #include "tf_ops/collectives/hosts_communicator.h"
 
 #include <gtest/gtest.h>
@@ -118,7 +118,7 @@ TEST_F(HostsCommunicatorTest, AReceiveWaitsForWhatItIsToFollow) {
   peer_->Send(first.data(), kPiece);
   peer_->Send(second.data(), kPiece);
   peer_->Progress();
-  // All is there, so that nothing more comes that would say so.
+  // All bytes are there, so nothing more comes to announce them.
   hosts_->Progress();
   EXPECT_EQ(hosts_->received(1), 2 * kPiece);
   EXPECT_TRUE(hosts_->AwaitReceived());
@@ -167,7 +167,7 @@ TEST(HostsCommunicatorOfThreeTest, AnEndIsNoticedWhereAnotherHostIsAwaited) {
   HostsCommunicator hosts(Topology(0, {0, 1, 2}), segment, job,
                           DataLinks{nullptr, to_near, to_far}, &waiter);
   ASSERT_TRUE(hosts.Begin({0, 1, 2}, 1));
-  // What has come from the far one would be taken after what the near one sends.
+  // The far one's bytes that have come would be taken after those of the near one.
   std::vector<char> come(2 * kPiece);
   const int64_t first = hosts.Receive(1, come.data(), kPiece);
   const int64_t second = hosts.ReceiveAfter(1, first, 2, come.data() + kPiece, kPiece);

@@ -11,17 +11,17 @@ namespace {
 
 using Line = std::vector<Parts::Part>;
 
-// How much of a stretch is received from all other hosts at once.
+// The bytes of a stretch that are received from all other hosts at once.
 constexpr int64_t kReceivedBytes = 1 << 20;
 constexpr int64_t kLargestElement = 8;
 
-// Where a part's stretch lies.
+// The address of a part's stretch.
 const char* At(const void* tensor, int64_t offset) {
   return static_cast<const char*>(tensor) + offset;
 }
 char* At(void* tensor, int64_t offset) { return static_cast<char*>(tensor) + offset; }
 
-// What a host's members give to each other in a Gather.
+// The parts that a host's members give to each other in a Gather.
 class Relay {
  public:
   Relay(const Parts& parts, const HostsCommunicator& hosts) {
@@ -35,7 +35,7 @@ class Relay {
   }
 
   const std::vector<Line>& lines() const { return lines_; }
-  // Who gives this rank a part of its line that is not its own.
+  // The member that gives this rank a part of its line that is not its own.
   int sender(size_t number) const { return senders_[number]; }
 
  private:

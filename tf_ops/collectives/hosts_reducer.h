@@ -1,4 +1,4 @@
-// What the ways to allreduce over several hosts share: the work within a host.
+// The work within a host, which all ways to allreduce over several hosts share.
 //
 // A window of the line of tensors has one slice for each lane. The members of a host
 // copy the slices into their exchange memories; each lane reduces its slice there, and
@@ -16,15 +16,16 @@
 
 namespace keras_hvd {
 
-// Whether these are to be reduced by AllreduceByHalving, which can do it.
+// Whether AllreduceByHalving can reduce these, and should.
 bool SuitHalving(const AllreduceOptions& options, const HostsCommunicator& hosts);
 // Each lane sends each other host's lane its part, and gets the results from there.
 bool AllreduceDirectly(const AllreduceOptions& options, HostsCommunicator* hosts);
 // As halving_doubling.h has it.
 bool AllreduceByHalving(const AllreduceOptions& options, HostsCommunicator* hosts);
 
-// What others send to a lane has to wait in the switch, which drops what it cannot
-// hold. The sender notices only after a timeout. So much may be under way to each.
+// Bytes for a lane have to wait in the switch, which drops those that it cannot hold.
+// The sender notices only after a timeout. At most this many may be under way to each
+// lane.
 inline constexpr int64_t kMostIncomingBytes = 384 << 10;
 
 class HostsReducer {
@@ -50,7 +51,7 @@ class HostsReducer {
     slice_bytes_ = WindowAt(0).Slice(hosts_.lanes());
   }
 
-  // Half of an exchange memory's half holds what is copied in, half the results.
+  // One half of an exchange memory's half holds the inputs, the other one the results.
   int64_t MostWindowBytes() const {
     return local_.window_bytes() / 2 / kCacheLine * kCacheLine;
   }
@@ -65,7 +66,7 @@ class HostsReducer {
   }
   int PeerOn(int host) const { return hosts_.members_of(host)[lane_]; }
 
-  // ---- Rounds, of which each window begins one
+  // ---- Rounds, one for each window
 
   bool EnterWindow(int64_t number) {
     if (number == 0) return true;
@@ -89,7 +90,7 @@ class HostsReducer {
     return true;
   }
 
-  // This host's sum of a part of a window, each element at `to` and its position.
+  // This host's sum of a part of a window, each element at `to` plus its position.
   template <typename ReductionOf>
   void ReduceOwn(int64_t number, const Window& part, char* to,
                  const ReductionOf& reduction_of) {

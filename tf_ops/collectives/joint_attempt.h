@@ -50,7 +50,7 @@ class CommunicatorAttempt final : public JointAttempt {
 class HostsAttempt final : public JointAttempt {
  public:
   explicit HostsAttempt(HostsCommunicator* hosts);
-  // Whoever gives up an attempt before its end gives up the job.
+  // A member that gives up an attempt before its end gives up the job.
   ~HostsAttempt() override;
 
   bool HasFailedElsewhere() const override;

@@ -1,4 +1,4 @@
-// What all members try: they end it alike, and nobody waits for one that has failed.
+// Attempts of all members: they end alike, and nobody waits for one that has failed.
 #include "tf_ops/collectives/joint_attempt.h"
 
 #include <gtest/gtest.h>

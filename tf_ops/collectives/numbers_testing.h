@@ -101,8 +101,8 @@ inline std::vector<double> Decoded(DataType dtype, const std::vector<char>& elem
   return numbers;
 }
 
-// How far a result may be off, relatively, that is rounded to a narrow type once, and
-// a few times where it is computed in its own type.
+// The relative tolerance for a result that is rounded to a narrow type once, and a few
+// times where it is computed in its own type.
 inline double Tolerance(DataType dtype) {
   switch (dtype) {
     case DataType::kFloat16:

@@ -15,7 +15,7 @@
 namespace keras_hvd {
 
 // Where a member's part of `count` rows or elements begins. All members get equally
-// many; the first ones get one more each if `count` does not divide evenly.
+// many. The first ones get one more each if `count` does not divide evenly.
 inline int64_t PartStart(int64_t count, int member, int members) {
   return count / members * member + std::min<int64_t>(member, count % members);
 }
@@ -69,7 +69,7 @@ class Parts {
   int64_t longest_line_ = 0;
 };
 
-// Where one stretch of this member's part of this number lies in all members' tensors.
+// Visits a stretch of this member's part `number`, as it lies in all members' tensors.
 using VisitStretch = std::function<void(size_t number, int64_t offset, int64_t bytes,
                                         const void* const* inputs)>;
 

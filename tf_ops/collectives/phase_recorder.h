@@ -1,4 +1,4 @@
-// Reports what a rank does within a collective to whoever records it.
+// Reports a rank's phases within a collective to a recorder.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class PhaseRecorder {
  public:
   virtual ~PhaseRecorder() = default;
   // The rank is in this phase until the next call, working on the bytes [begin, end) of
-  // what travels. Waits and exchanges are for the bytes named last.
+  // the data that travels. Waits and exchanges are for the bytes named last.
   virtual void Enter(CollectivePhase phase, int64_t begin, int64_t end) = 0;
 };
 

@@ -2,9 +2,9 @@
 // streaming stores, and the floating-point environment.
 //
 // One library serves all processors of an architecture, so each loop is compiled
-// several times. The functions have target attributes; compiler flags would let such
+// several times. The functions have target attributes. Compiler flags would let such
 // instructions slip into code that every processor runs. processor_x86_64.cc and
-// processor_aarch64.cc define these functions; only one of the two is built.
+// processor_aarch64.cc define these functions. Only one of the two is built.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace keras_hvd {
 
 enum class InstructionSet {
-  kBaseline,  // what the whole architecture has: SSE2 on x86-64, NEON on aarch64
+  kBaseline,  // the whole architecture: SSE2 on x86-64, NEON on aarch64
   kAvx2,      // x86-64: AVX2 and F16C
   kAvx512,    // x86-64: AVX-512 F, BW, DQ and VL
   kSve,       // aarch64: SVE, with vectors longer than NEON's

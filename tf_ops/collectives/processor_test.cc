@@ -1,4 +1,4 @@
-// What a thread's floating-point environment is while somebody else's is put aside.
+// A thread's floating-point environment while another one is put aside.
 #include "tf_ops/collectives/processor.h"
 
 #include <gtest/gtest.h>

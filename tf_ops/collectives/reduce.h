@@ -34,7 +34,7 @@ void Reduce(const Reduction& reduction, DataType dtype, const void* const* input
             InstructionSet instructions = BestInstructionSet());
 
 // Writes the same bits to two places in one pass over the inputs. `stores` says how
-// each is written; StoreFence() must follow streaming stores. Returns false, with
+// each is written. StoreFence() must follow streaming stores. Returns false, with
 // nothing done, if there is no such loop: it handles sums and averages of float32 and
 // float64, and streams only to multiples of a cache line. `output` may be one of the
 // inputs.

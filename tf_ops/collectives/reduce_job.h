@@ -1,5 +1,5 @@
-// What Reduce() and ReduceToBoth() pass to the loops. Each architecture compiles the
-// loops in its own file, reduce_x86_64.cc or reduce_aarch64.cc.
+// The jobs that Reduce() and ReduceToBoth() pass to the loops. Each architecture
+// compiles the loops in its own file, reduce_x86_64.cc or reduce_aarch64.cc.
 #pragma once
 
 #include <cstdint>

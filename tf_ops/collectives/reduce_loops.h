@@ -1,8 +1,8 @@
 // The loops of a reduction. reduce_*.cc includes this file once per instruction set,
-// with KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (what a streaming store writes) and
-// KHVD_STREAM (that store) defined, which it takes back; hence no include guard.
-// KHVD_CONVERTS_HALVES means that WidenHalves and NarrowToHalves exist, written with
-// conversion instructions.
+// with KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (the type that a streaming store
+// writes) and KHVD_STREAM (that store) defined, and undefines these at its end. Hence
+// it has no include guard. KHVD_CONVERTS_HALVES means that WidenHalves and
+// NarrowToHalves exist, written with conversion instructions.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>

@@ -1,4 +1,4 @@
-// What one reduction gives, bit for bit.
+// The results of one reduction, bit for bit.
 #include "tf_ops/collectives/reduce.h"
 
 #include <gtest/gtest.h>

@@ -10,7 +10,7 @@
 namespace keras_hvd {
 namespace {
 
-// Of each tensor, by its number.
+// The parts of the tensors, one of each tensor for each member.
 Parts PartsOf(const ReducescatterOptions& options, int members) {
   std::vector<std::vector<int64_t>> starts;
   for (const ReducescatterTensor& tensor : options.tensors) {
@@ -43,7 +43,7 @@ bool ReducescatterAmong(const ReducescatterOptions& options, Group* communicator
       });
 }
 
-// In stages, a window of all members' parts at a time. On each host a member's
+// Reduces in stages, a window of all members' parts at a time. On each host a member's
 // counterpart reduces the member's parts, and sends it the result.
 class StagedReducescatter {
  public:
@@ -73,10 +73,10 @@ class StagedReducescatter {
 
  private:
   static constexpr int64_t kAlignment = 64;
-  // What is received at once, in units of the alignment.
+  // The bytes received at once, in units of the alignment.
   static constexpr int64_t kReceivedBytes = (1 << 20) / kAlignment;
 
-  // What each member of this host reduces: its own parts first.
+  // The parts that each member of this host reduces, its own first.
   Parts SumsAt(int64_t begin) {
     std::vector<std::vector<Parts::Part>> lines;
     for (int member : hosts_.members_of(hosts_.host())) {
@@ -115,7 +115,7 @@ class StagedReducescatter {
                    });
   }
 
-  // Where what this host contributes to a part lies.
+  // The address of this host's contribution to a part.
   const char* SumOf(const Parts& sums, size_t number) const {
     const int place = hosts_.local().index();
     if (!moves_inputs_) return sums_ + sums.position(place, number);
@@ -171,13 +171,13 @@ class StagedReducescatter {
   const ReducescatterOptions& options_;
   HostsCommunicator& hosts_;
   const StagedReduction stages_;
-  const bool moves_inputs_;  // what leaves this host is this rank's input
+  const bool moves_inputs_;  // this rank's input leaves the host as it is
   const Parts parts_;
   const std::vector<const void*> inputs_;
   const int64_t window_bytes_;
 
   // Of the current window.
-  std::vector<int> owners_;  // of what this rank reduces, by number
+  std::vector<int> owners_;  // of the parts that this rank reduces, by number
   char* sums_ = nullptr;
   char* received_ = nullptr;
 };

@@ -17,7 +17,7 @@ class Pairs {
         int64_t elements)
       : stages_(stages), dtype_(dtype), inputs_(inputs), elements_(elements) {}
 
-  // The result of the elements from `offset` on, of so many hosts.
+  // Writes the result of `hosts` hosts for the elements from `offset` on.
   void Reduce(int64_t offset, int hosts, void* result) {
     offset_ = offset * Bytes(dtype_);
     const int first = FirstOf(hosts);
@@ -26,7 +26,7 @@ class Pairs {
   }
 
  private:
-  // How many belong to the first sum.
+  // The number of hosts in the first sum.
   static int FirstOf(int hosts) {
     int first = 1;
     while (2 * first < hosts) first *= 2;
@@ -84,7 +84,7 @@ Reduction StagedReduction::OfLastPair() const {
 
 void StagedReduction::ReduceHosts(DataType dtype, const void* const* inputs, int hosts,
                                   int64_t elements, void* result) const {
-  // Of up to three, both orders are the same.
+  // With up to three hosts, both orders are the same.
   if (hosts <= 3 || !PairsHosts(dtype)) {
     return Reduce(OfHosts(dtype), dtype, inputs, hosts, elements, result);
   }

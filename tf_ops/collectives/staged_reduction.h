@@ -1,12 +1,13 @@
 // How a reduction over several hosts is divided into stages.
 //
 // Each host's members are reduced first, in the order of their ranks, and then the
-// hosts. 8- and 16-bit floats are rounded as they leave a host and at the end; what is
-// wider than the type meanwhile is taken in the order of the hosts' numbers. All else
-// is taken in pairs: the sum of the first hosts, as many of them as the largest power
-// of two below their number, and the sum of the others, each made in the same way. So
-// it does not matter where sums of some hosts are made, and how large what travels is.
-// If each host has only one member, there is only the second stage.
+// hosts. 8- and 16-bit floats are rounded as they leave a host and at the end.
+// Reductions whose sums are wider than the type meanwhile take the hosts in the order
+// of their numbers. All others take them in pairs: the sum of the first hosts, as many
+// of them as the largest power of two below their number, and the sum of the others,
+// each made in the same way. So it does not matter where sums of some hosts are made,
+// and how large the messages are. If each host has only one member, there is only the
+// second stage.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +22,18 @@ class StagedReduction {
   StagedReduction(const Reduction& whole, int members, int hosts)
       : whole_(whole), members_(members), one_each_(members == hosts) {}
 
-  // Whether what leaves a host is the members' inputs as they are, if it has only one.
+  // Whether a host with only one member sends that member's input as it is.
   bool keeps_inputs() const {
     return one_each_ || (whole_.prescale == 1 && !averages());
   }
-  // Whether the stages give the right result. What leaves a host has the tensor's type:
-  // averages and scaled sums of integers may not fit, and need all members' elements.
+  // Whether the stages give the right result. A host sends elements of the tensor's
+  // type. Averages and scaled sums of integers may not fit it, and need all members'
+  // elements.
   bool Suits(DataType dtype) const {
     return one_each_ || IsFloating(dtype) || PairsHosts(dtype);
   }
 
-  // Whether the hosts are taken in pairs: what two make has the tensor's type.
+  // Whether the hosts are taken in pairs: the sum of two has the tensor's type.
   bool PairsHosts(DataType dtype) const {
     if (IsFloating(dtype)) return Bytes(dtype) >= 4;
     const bool unscaled = whole_.prescale == 1 && whole_.postscale == 1;
@@ -39,15 +41,15 @@ class StagedReduction {
   }
 
   Reduction OfHost(DataType dtype) const;
-  // The second stage, of what leaves the hosts, in the order of their numbers. `result`
-  // may be one of the inputs.
+  // The second stage, over the hosts' sums in the order of their numbers. `result` may
+  // be one of the inputs.
   void ReduceHosts(DataType dtype, const void* const* inputs, int hosts,
                    int64_t elements, void* result) const;
 
-  // ---- Its steps, where PairsHosts: what leaves a host is multiplied by before, and
-  // the pairs', the last of which makes the result.
+  // ---- Its steps, where PairsHosts: the factor for a host's sum before, and the
+  // pairs, the last of which makes the result.
   double BeforePairs() const { return one_each_ ? whole_.prescale : 1; }
-  // The first stage, with that in it.
+  // The first stage, with that factor in it.
   Reduction OfHostForPairs(DataType dtype) const {
     return one_each_ ? Reduction{ReduceOp::kSum, whole_.prescale} : OfHost(dtype);
   }
@@ -57,7 +59,7 @@ class StagedReduction {
  private:
   Reduction OfHosts(DataType dtype) const;
   bool averages() const { return whole_.op == ReduceOp::kAverage; }
-  // What a narrow float's average has to fit, a host's sum may exceed.
+  // A host's sum may exceed the range of a narrow float, though the average fits.
   bool DividesEarly(DataType dtype) const { return averages() && Bytes(dtype) < 4; }
 
   const Reduction whole_;
@@ -65,8 +67,8 @@ class StagedReduction {
   const bool one_each_;
 };
 
-// The same bits as a collective over several hosts gives. `hosts` are the numbers of
-// the inputs' hosts; none if all are of one.
+// The same bits as from a collective over several hosts. `hosts` are the numbers of the
+// inputs' hosts; none if all are of one.
 void ReduceInStages(const Reduction& whole, DataType dtype,
                     const std::vector<const void*>& inputs,
                     const std::vector<int>& hosts, int64_t elements, void* result);

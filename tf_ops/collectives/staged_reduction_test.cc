@@ -1,4 +1,4 @@
-// StagedReduction: what is reduced and rounded where.
+// StagedReduction: the places of reductions and roundings.
 #include "tf_ops/collectives/staged_reduction.h"
 
 #include <gtest/gtest.h>

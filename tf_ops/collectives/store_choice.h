@@ -1,11 +1,11 @@
 // Chooses the stores for an allreduce of a given size by trying them.
 //
-// Which are fastest depends on the machine, on where the ranks run, on the size, on
+// The fastest ones depend on the machine, on where the ranks run, on the size, on
 // whether the result replaces the input, and on whether it comes from other hosts. A
 // program cannot query this. It may even change by a factor of five at run time, when a
 // virtual machine's processors are moved. So every kind is tried at first and the
-// fastest is used. The others are tried again from time to time; the slower one was,
-// the more rarely.
+// fastest is used. The others are tried again from time to time, slower ones more
+// rarely.
 //
 // The first member of a process set on a host chooses for all members there. They read
 // its choice when they begin, without waiting for it: any stores make the same result.
@@ -20,7 +20,7 @@
 
 namespace keras_hvd {
 
-// What decides which stores are best for an allreduce.
+// The properties of an allreduce that decide which stores are best.
 struct StoreUse {
   int64_t bytes;
   bool in_place;  // the result takes the place of the input
@@ -29,7 +29,7 @@ struct StoreUse {
 
 class StoreChoice {
  public:
-  // `own`: where other ranks read what this one has chosen.
+  // `own`: the table in which other ranks read this one's choices.
   explicit StoreChoice(StoreTable* own) : own_(own), followed_(own) {}
 
   // From now on the rank that writes this table chooses; see above.

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kMebibyte = 1 << 20;
 
-// Runs allreduces on a machine on which each kind takes so long; returns how often each
-// was used.
+// Runs allreduces on a machine on which each kind takes `seconds`. Returns how often
+// each was used.
 std::array<int, kStoresKinds> RunOn(StoreChoice* choice, int64_t bytes, int times,
                                     std::array<double, kStoresKinds> seconds,
                                     bool in_place = true) {
@@ -42,7 +42,7 @@ TEST(StoreChoice, FollowsAMachineThatChanges) {
   StoreChoice choice(&table);
   RunOn(&choice, kMebibyte, 500, {0.1, 0.2, 0.3});
   EXPECT_GT(RunOn(&choice, kMebibyte, 500, {0.5, 0.5, 0.2})[2], 450);
-  // What was slow is tried again, and found to be fast again.
+  // A kind that was slow is tried again, and found to be fast again.
   EXPECT_GT(RunOn(&choice, kMebibyte, 1000, {0.1, 0.2, 0.3})[0], 800);
 }
 

@@ -1,6 +1,6 @@
 // Searches for the engine settings with which a job moves the most bytes per second.
 //
-// A state machine without clock or I/O, on the coordinator: what has run and when goes
+// A state machine without clock or I/O, on the coordinator: batches and their times go
 // in, settings come out. It tries one setting after the other, one value at a time. The
 // value and the best so far take turns, so other changes affect both alike. In the end
 // the best settings compete with the defaults in the same way, for longer. They are
@@ -53,13 +53,14 @@ struct AutotuneOptions {
   // Limit after which no other value is tried; the final comparison comes on top. 0:
   // limited only by the number of values.
   int most_samples = 0;
-  // What not to tune: fusion that a user has chosen, spinning if ranks share cores and
-  // yield instead, windows that do not fit, and how one or two hosts exchange.
+  // Whether to tune these. Not tuned: fusion that a user has chosen, spinning if ranks
+  // share cores and yield instead, windows that do not fit, and the exchange of one or
+  // two hosts.
   bool tunes_fusion = true;
   bool tunes_spin = true;
   int64_t most_window_bytes = 2 << 20;
   int hosts = 1;  // of the job
-  // What an earlier job has found: the best of its search, or its result, which is then
+  // The finding of an earlier job: the best of its search, or its result, which is then
   // only compared with the defaults once more.
   enum class Known { kNothing, kBest, kResult };
   Known known = Known::kNothing;

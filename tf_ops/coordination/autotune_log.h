@@ -1,5 +1,5 @@
-// The file in which the coordinator keeps what autotuning has found, for people, for
-// spreadsheets, and for the next job.
+// The coordinator's file of autotuning results, for people, for spreadsheets, and for
+// the next job.
 //
 //   keras_hvd autotune 2: ranks=2 state=result
 //   fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,...,stage
@@ -18,10 +18,10 @@
 
 namespace keras_hvd {
 
-// Reads into `options` what `options->log` holds from an earlier job with `ranks`
-// ranks. Leaves `options` unchanged if there is no file, or an empty one, or it is for
-// another number of ranks. Returns an error if the file is something else, which would
-// be overwritten, or cannot be written.
+// Reads the settings in `options->log`, from an earlier job with `ranks` ranks, into
+// `options`. Leaves `options` unchanged if there is no file, or an empty one, or it is
+// for another number of ranks. Returns an error if the file is something else, which
+// would be overwritten, or cannot be written.
 Status ReadAutotuneLog(int ranks, AutotuneOptions* options);
 
 // Replaces the file by a complete new one.

@@ -1,4 +1,4 @@
-// Autotuning against machines that are simulated, so that what is best is known.
+// Autotuning against machines that are simulated, so that the best settings are known.
 #include "tf_ops/coordination/autotune.h"
 
 #include <gtest/gtest.h>
@@ -30,14 +30,14 @@ AutotuneOptions Quick() {
   return options;
 }
 
-// Takes steps of two batches with whatever settings hold.
+// Takes steps of two batches with the settings that hold.
 class Machine {
  public:
   using Seconds = std::function<double(const Tuning&)>;
   explicit Machine(Seconds seconds, double noise = 0, uint64_t seed = 0)
       : seconds_(std::move(seconds)), noise_(noise), random_(seed) {}
 
-  // Runs until the end of the search; returns what it has cost in steps.
+  // Runs until the end of the search. Returns its cost in steps.
   int Run(Autotune* autotune) {
     autotune->Begin();
     int steps = 0;
@@ -190,7 +190,7 @@ TEST(AutotuneTest, TheMostSamplesEndTheSearch) {
     before_the_end += sample.stage != Stage::kFinal ? 1 : 0;
   }
   EXPECT_GE(before_the_end, 8);
-  EXPECT_LE(before_the_end, 8 + 9);  // what stood against each other goes on
+  EXPECT_LE(before_the_end, 8 + 9);  // the current duel goes on
 }
 
 TEST(AutotuneTest, WhatMustStayStays) {
@@ -216,7 +216,7 @@ TEST(AutotuneTest, TheOtherWayToExchangeIsTried) {
   for (const int hosts : {4, 16}) {
     AutotuneOptions options = Quick();
     options.hosts = hosts;
-    // Slower by halving on so few, and by a direct exchange on so many.
+    // Slower by halving on more than 12 hosts, and by a direct exchange on fewer.
     const auto is_slow = [&](const Tuning& t) {
       return (hosts >= t.halving_hosts) == (hosts > 12);
     };
@@ -259,7 +259,7 @@ TEST(AutotuneTest, AKnownBestIsWhereTheSearchGoesOn) {
   EXPECT_EQ(autotune.tuning(), best);
 }
 
-// ---- What a sample is
+// ---- Samples
 
 TEST(AutotuneTest, ASampleIsOfWholeStepsHoweverTheyAreFused) {
   Autotune autotune(Quick(), Tuning());

@@ -48,7 +48,7 @@ double Seconds(Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-// What those of the ranks submitted that are to be kept.
+// The part of a submission that is of the ranks to keep.
 template <typename Keep>
 MergedSubmission Part(const MergedSubmission& whole, const Keep& keep) {
   MergedSubmission part;
@@ -110,7 +110,7 @@ void Coordinator::Round::Add(Group group) {
 void Coordinator::Submit(MergedSubmission submission, double now) {
   const bool joins = submission.description->kind == Kind::kJoin;
   if (joins && submission.ranks.size() > 1) {
-    // Each join changes what the requests of others find.
+    // Each join changes the state that the others' requests meet.
     for (int rank : submission.ranks) {
       Submit(Part(submission, [rank](int other) { return other == rank; }), now);
     }
@@ -157,7 +157,7 @@ void Coordinator::NoteLast(const MergedSubmission& submission) {
   last_of_set_.clear();
 }
 
-// Returns what remains.
+// Returns the part of the members.
 MergedSubmission Coordinator::FailStrangers(const MergedSubmission& submission,
                                             const RankSet& members) {
   const Description& description = *submission.description;
@@ -170,7 +170,8 @@ MergedSubmission Coordinator::FailStrangers(const MergedSubmission& submission,
   return Part(submission, [&](int rank) { return members.Has(rank); });
 }
 
-// Fails it on those ranks that are owed a failure. Returns what remains.
+// Fails the submission on ranks that are owed a failure. Returns the part of the
+// others.
 MergedSubmission Coordinator::PayOwed(MergedSubmission submission,
                                       std::vector<Owed>* owed) {
   for (Owed& each : *owed) {
@@ -229,7 +230,7 @@ void Coordinator::RemoveFromRounds(int rank, std::deque<Round>* rounds) {
     }
     round = std::move(left);
   }
-  // Who is not in a round is in none behind it.
+  // A rank that is not in a round is in none behind it.
   while (!rounds->empty() && rounds->back().groups.empty()) rounds->pop_back();
 }
 
@@ -241,7 +242,7 @@ void Coordinator::Join(int rank) {
   for (auto& [key, entry] : entries_) {
     const RankSet& members = process_sets_.at(key.process_set);
     if (!members.Has(rank)) continue;
-    // The rank will not call these any more; a later call under the name is a new one.
+    // The rank will not call these any more. A later call under the name is a new one.
     for (Owed& each : entry.owed) {
       each.count -= each.by_rank[rank] ? 1 : 0;
       each.by_rank[rank] = false;
@@ -252,8 +253,8 @@ void Coordinator::Join(int rank) {
   }
 }
 
-// Examines what the members wait for first: a departure, a mistake, or a match. Then
-// examines what waits behind it.
+// Settles the first round, by a departure, a mistake or a match, and then the rounds
+// behind it.
 void Coordinator::Settle(Entry* entry, const RankSet& members) {
   while (!entry->rounds.empty()) {
     Round& round = entry->rounds.front();
@@ -271,7 +272,7 @@ void Coordinator::Settle(Entry* entry, const RankSet& members) {
     }
     std::vector<int> joined = JoinedBefore(round, members);
     if (!joined.empty() && !TakesZeros(*description)) {
-      // The others' calls of this name are numbered by what they have met.
+      // The others' calls of this name are numbered by the rounds that they have met.
       FailFirst(entry, members, JoinedText(*description, joined), Owe::kYes);
       continue;
     }
@@ -335,7 +336,7 @@ std::vector<std::pair<int, double>> Coordinator::Times(const Round& round) const
   return times;
 }
 
-// Members that have joined without submitting what the others wait for first.
+// Members that have joined without a request in the round, for which the others wait.
 std::vector<int> Coordinator::JoinedBefore(const Round& round,
                                            const RankSet& members) const {
   std::vector<int> joined;
@@ -375,9 +376,8 @@ void Coordinator::Agree(Entry* entry, const RankSet& members) {
       {KeyOf(*description), nullptr, {}, {}, {}, std::move(decision), {}});
 }
 
-// Gives the set a number that no rank has ever known: what a rank has traced for a set
-// of an earlier job must not reduce over this one. Returns the reason against it, or
-// "".
+// Gives the set a number that no rank has ever known: functions traced for a set of an
+// earlier job must not reduce over this one. Returns the reason against it, or "".
 std::string Coordinator::AgreeOnAdding(const Round& round, Decision* decision) {
   const Description& description = *round.description();
   for (const auto& [id, members] : process_sets_) {
@@ -428,7 +428,7 @@ std::string Coordinator::WhatWaits(int32_t process_set) const {
   return "";
 }
 
-// Why the requests cannot be one collective.
+// The reason why the requests cannot be one collective.
 std::string Coordinator::WhatIsWrong(const Round& round) {
   std::vector<std::pair<int, const Description*>> given;
   for (const Head& head : Heads(round)) {
@@ -483,7 +483,7 @@ void Coordinator::Fail(const Description& description, RankSet ranks,
   settled_.push_back({KeyOf(description), nullptr, {}, {}, {}, std::move(failure), {}});
 }
 
-// How the first member left that did; null if none has.
+// The way in which the first member that left did so; null if none has left.
 const std::string* Coordinator::HowSomebodyLeft(const RankSet& members) const {
   for (const auto& [rank, how] : departures_) {
     if (members.Has(rank)) return &how;

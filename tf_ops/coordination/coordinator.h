@@ -1,10 +1,10 @@
 // Decides in which order the ranks run their collectives, and which run together.
 //
 // A pure state machine: the ranks' submissions go in, decisions come out. It has no
-// clock, does no I/O and starts no thread; its caller passes in times as values. One
+// clock, does no I/O and starts no thread. Its caller passes in times as values. One
 // coordinator decides for all ranks of a job, and every rank carries out exactly its
-// decisions, in their order. If each rank decided by what it had seen, they would come
-// to different orders, and wait for each other for ever.
+// decisions, in their order. If each rank decided by its own view, they would come to
+// different orders, and wait for each other for ever.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ struct Stall {
   std::vector<int> missing;  // ranks that have not
   // For a join, which does not stall while others submit something: when the first rank
   // joined, whether others have submitted more since, and whether any of that took
-  // zeros from those that have joined.
+  // zeros from the joined ranks.
   double joined = 0;
   bool others_go_on = false;
   bool gave_zeros = false;
@@ -83,7 +83,7 @@ class Coordinator {
   // and go by agreements, which are requests of set 0.
   Coordinator(int size, int64_t fusion_bytes);
 
-  // `ranks` is ascending. Every rank must have been told of the set before it uses it.
+  // `ranks` is ascending. Every rank must know of the set before it uses it.
   void AddProcessSet(int32_t id, RankSet ranks);
 
   // Takes effect with the next decision.
@@ -94,7 +94,7 @@ class Coordinator {
 
   // Ranks have submitted a request, at time `now` in seconds if they do not say when.
   // Requests that a rank has of one name are served in the order of submission. A
-  // duplicate fails on all ranks. Inputs are passed on to the decision; the coordinator
+  // duplicate fails on all ranks. Inputs are passed on to the decision. The coordinator
   // does not look at them.
   void Submit(MergedSubmission submission, double now);
   // Rank `rank` has left the job and will submit nothing more. Its waiting requests
@@ -142,8 +142,8 @@ class Coordinator {
     size_t count = 0;  // of ranks
   };
   struct Entry {
-    // What members have submitted but not yet run. Who has a request in a round has one
-    // in each round before it.
+    // Requests that members have submitted but not yet run. A member with a request in
+    // a round has one in each round before it.
     std::deque<Round> rounds;
     std::vector<Owed> owed;
     std::vector<Group> spare;  // memory for the groups of a round
@@ -200,13 +200,13 @@ class Coordinator {
   int joined_count_ = 0;
   NameTable<Entry> entries_;
   RankUnions unions_;
-  // One queue for both, to keep the order of what concerns one name.
+  // One queue for both, to keep the order of the events of one name.
   std::deque<Settled> settled_;
   // Ranks that have left, and how. First one first: the others may have left because
   // of it.
   std::vector<std::pair<int, std::string>> departures_;
-  // The last submission of each rank: the later one of what is noted for it alone and
-  // for the sets that have it.
+  // The last submission of each rank is the later one of those noted for it alone and
+  // for the sets that contain it.
   std::vector<Last> last_of_rank_;
   std::unordered_map<RankSet, Last, RankSet::Hash> last_of_set_;
   uint64_t submissions_ = 0;

@@ -1,4 +1,4 @@
-// What ranks agree on: process sets that come and go, and ranks that have joined.
+// Agreements: process sets that come and go, and ranks that have joined.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ TEST(AgreementTest, ASetIsRemovedOnlyWhenNothingOfItWaits) {
   Submit(&coordinator, 1, x, 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 3u);
-  // What was settled before is handed out before, with its set's ranks.
+  // A batch settled before is handed out before, with its set's ranks.
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
   EXPECT_EQ(decisions[1].type, Decision::Type::kAgree);
@@ -257,7 +257,7 @@ TEST(JoinTest, WhatZerosWouldMakeWrongFailsOnThoseThatWait) {
   }
 }
 
-// One goes on to a sum of the same name before another has come to what failed.
+// One goes on to a sum of the same name before another has come to the failed request.
 TEST(JoinTest, EachOfTheOthersMeetsTheFailureOnce) {
   Coordinator coordinator(3, 0);
   const Shared wrong = Share(Allreduce("x", 1, ReduceOp::kMax));

@@ -1,5 +1,5 @@
-// What the coordinator promises to ranks with uneven data, which join, over thousands
-// of random schedules.
+// The coordinator's promises to ranks with uneven data, which join, over thousands of
+// random schedules.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,11 +21,11 @@ namespace {
 
 using ::testing::IsEmpty;
 
-// A job without mistakes of its own, whose ranks have uneven data. In each epoch rank
-// r submits the first n_r steps of one list, in an order of its own, without waiting
-// for any; then it joins. Steps are reductions of all ranks or collectives of process
-// sets, which come and go between epochs. What must become of each step follows from
-// n alone: it fails if zeros would make it wrong and somebody lacks it.
+// A job without mistakes of its own, whose ranks have uneven data. In each epoch rank r
+// submits the first n_r steps of one list, in an order of its own, without waiting for
+// any; then it joins. Steps are reductions of all ranks or collectives of process sets,
+// which come and go between epochs. The end of each step follows from n alone: it fails
+// if zeros would make it wrong and somebody lacks it.
 class JoinSimulation {
  public:
   explicit JoinSimulation(uint64_t seed) : random_(seed) {
@@ -184,7 +184,7 @@ class JoinSimulation {
     if (Chance(50)) TakeDecisions();
   }
 
-  // What comes next of other ranks may come along as one submission, if it is equal.
+  // The next request of other ranks may come along in one submission, if it is equal.
   void SubmitWithOthers(int r) {
     const Shared description = NextDescription(r);
     const bool alone = Chance(30);
@@ -299,7 +299,7 @@ class JoinSimulation {
       if (rank.left) continue;
       ASSERT_EQ(rank.next, rank.program.size()) << "rank " << r << " hangs";
       for (const Item& item : rank.program) {
-        // After a departure nobody says any more that he lacks a set's collective.
+        // After a departure no rank says any more that it lacks a set's collective.
         const bool may_wait = leaver_ >= 0 && item.description->process_set != 0;
         ASSERT_TRUE(may_wait || item.end != End::kNone) << item.description->name;
       }

@@ -1,4 +1,4 @@
-// What the coordinator promises, over thousands of random schedules with mistakes and
+// The coordinator's promises, over thousands of random schedules with mistakes and
 // departures.
 #include <gtest/gtest.h>
 
@@ -211,14 +211,15 @@ class Simulation {
       SubmitWithOthers(r);
     }
     // Sometimes more comes in before decisions are taken, so that some can be fused.
-    // Not around a departure, so that what must not run any more is known.
+    // Not around a departure, so that the requests that must not run any more are
+    // known.
     const bool somebody_leaves =
         std::any_of(ranks_.begin(), ranks_.end(),
                     [](const Rank& rank) { return rank.leaves_after != SIZE_MAX; });
     if (somebody_leaves || Chance(40)) TakeDecisions();
   }
 
-  // What comes next of other ranks may come along as one submission, if it is equal.
+  // The next request of other ranks may come along in one submission, if it is equal.
   // It may be of different turns.
   void SubmitWithOthers(int r) {
     const Key key = ranks_[r].to_coordinator.front().key;
@@ -310,8 +311,7 @@ class Simulation {
     return turn++;
   }
 
-  // Whether what the members give in this turn, so far as it has arrived, fits
-  // together.
+  // Whether the members' requests of this turn that have arrived do not fit together.
   static bool WhatIsWrong(const Turn& turn) {
     const Description* first = nullptr;
     for (int rank : turn.arrived) {
@@ -484,7 +484,7 @@ TEST(SimulationTest, ThousandsOfRandomSchedules) {
     grouped += simulation.grouped();
     broken_off += simulation.broken_off();
   }
-  // The schedules do come to what they are for.
+  // The schedules do reach their cases.
   EXPECT_GT(completed, 100000);
   EXPECT_GT(fused, 10000);
   EXPECT_GT(failed, 10000);

@@ -1,4 +1,4 @@
-// For tests of the coordinator: what ranks may submit, and what it decides.
+// For tests of the coordinator: submissions of ranks, and its decisions.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ struct MergedSubmission {
   std::vector<Clock::time_point> submitted;  // of each rank; empty: nobody asks for it
   std::vector<std::string> inputs;  // of each rank, or empty; see inline_tensors.h
 
-  // Whether there is nothing to tell but what it is and who submitted it.
+  // Whether it has nothing but a description and its ranks.
   bool is_plain() const { return !duplicate && submitted.empty() && inputs.empty(); }
 };
 
@@ -27,7 +27,7 @@ using Descriptions = std::vector<std::shared_ptr<const Description>>;
 
 // Plain requests that `ranks` have submitted equally, in this order: of one process
 // set, and no agreements. Most of a step travels in a few of these, alike in each step
-// and from each host, so who reads them need not look at each request anew.
+// and from each host, so a reader need not look at each request anew.
 struct SubmissionRun {
   std::shared_ptr<const Descriptions> descriptions;  // not empty
   RankSet ranks;                                     // not empty

@@ -20,25 +20,26 @@ constexpr int64_t kAnyInt32 = std::numeric_limits<int32_t>::max();
 
 enum class DecisionType : int64_t { kRun = 0, kFail = 1, kAgree = 2, kTune = 3 };
 
-// What a submission's message holds besides the number of its description.
+// The fields of a submission's message besides the number of its description.
 constexpr int64_t kDefines = 1;
 constexpr int64_t kDuplicate = 2;
 constexpr int64_t kHasTime = 4;
 constexpr int64_t kHasInput = 8;
 constexpr int64_t kAllFlags = 15;
-// What a merged one may hold besides; or it is no submission, but says who left.
+// Further ones of a merged submission. With kDeparts it is no submission, but names a
+// rank that has left.
 constexpr int64_t kDefinesRanks = 16;
 constexpr int64_t kDeparts = 32;
-// Or it is a run, of what is known.
+// Or it is a run of known descriptions.
 constexpr int64_t kIsRun = 33;
 
 // In nanoseconds: a time that can still be subtracted from a later one.
 constexpr int64_t kLongestAge = kAny / 2;
 
-// More requests are no run, so no message asks for much more memory than it has.
+// The most requests in a run, so no message asks for much more memory than it has.
 constexpr size_t kLongestRun = 4096;
 
-// So many runs are remembered of each host below.
+// The most runs remembered for each host below.
 constexpr size_t kMostRuns = 16;
 
 // All names of a step usually have one list of ranks.
@@ -202,8 +203,8 @@ class Fields {
 
   void EndsIn(const char* what) { Refuse(std::string("it ends within ") + what); }
 
-  // `own_rows`: the first dimension may differ between ranks, so this has none. Adds
-  // the tensor's size to `total`; refuses a total that would overflow.
+  // `own_rows`: the first dimension may differ between ranks, so the tensor has none.
+  // Adds the tensor's size to `total`; refuses a total that would overflow.
   TensorDescription ReadTensor(bool own_rows, int64_t* total) {
     TensorDescription tensor;
     tensor.dtype = static_cast<DataType>(Integer("type", 0, kDataTypes - 1));
@@ -459,7 +460,7 @@ RankSet ReadRanks(bool is_new, const RankSet& below, std::vector<RankSet>* rank_
   return numbered == nullptr ? RankSet() : *numbered;
 }
 
-// As MergedEncoder does, with no more than it does.
+// As MergedEncoder writes it, but no longer than MergedEncoder would.
 void ReadRun(const Descriptions& dictionary, Fields* from, Descriptions* run) {
   const int64_t known = static_cast<int64_t>(dictionary.size());
   for (int64_t left = from->Count("number of sequences", 2); left > 0; --left) {

@@ -1,12 +1,12 @@
-// What ranks tell each other about their requests, and its encoding. No other file
-// encodes or decodes messages.
+// The messages of ranks about their requests, and their encoding. No other file encodes
+// or decodes messages.
 //
 // Submissions go from each rank to the leader of its host, merged ones from there from
 // leader to leader up to the coordinator, decisions from there to all ranks. Each is a
-// stream of messages, compressed by dictionaries: what is sent as text the first time
-// is a number from then on. The encoder keeps a dictionary and the decoder follows it.
-// A dictionary depends only on the order of its own stream, so it can change without
-// any agreement.
+// stream of messages, compressed by dictionaries: a key that is sent as text the first
+// time is a number from then on. The encoder keeps a dictionary and the decoder follows
+// it. A dictionary depends only on the order of its own stream, so it can change
+// without any agreement.
 //
 // Decoders trust nothing: a malformed message is an error that says what is wrong.
 // Their callers know who sent it.
@@ -138,10 +138,10 @@ class MergedEncoder {
   // `cache_capacity`: how many descriptions travel as numbers.
   explicit MergedEncoder(size_t cache_capacity);
 
-  // Encodes what is at `*next`, and what follows it as long as that makes a run of what
-  // is known. `*next` is then behind that. `now`: of this host's clock, which has told
-  // the times. They travel as ages, since hosts' clocks differ. The result is valid
-  // until the next call.
+  // Encodes the message at `*next`, together with those after it that make a run of
+  // known descriptions with it. `*next` is then behind them. `now`: by this host's
+  // clock, as the submissions' times are. They travel as ages, since hosts' clocks
+  // differ. The result is valid until the next call.
   std::string_view Encode(const std::vector<Upward>& upward, size_t* next,
                           Clock::time_point now);
 
@@ -167,7 +167,7 @@ class MergedDecoder {
   MergedDecoder(RankSet below, DescriptionPool* pool)
       : below_(std::move(below)), pool_(*pool) {}
 
-  // `now`: of this host's clock, which tells the times from then on.
+  // `now`: by this host's clock, as the decoded times are.
   Status Decode(std::string_view message, Clock::time_point now,
                 UpwardMessage* decoded);
 
@@ -179,7 +179,7 @@ class MergedDecoder {
   DescriptionPool& pool_;
   std::vector<std::shared_ptr<const Description>> dictionary_;
   std::vector<RankSet> rank_lists_;
-  // Runs that have come since the dictionary changed, by what said so: the same ones
+  // Runs that have come since the dictionary changed, by their encoding: the same ones
   // come in each step.
   std::unordered_map<std::string, std::shared_ptr<const Descriptions>> runs_;
 };

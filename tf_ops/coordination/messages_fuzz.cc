@@ -1,9 +1,9 @@
 // A fuzzer's input as messages: of ranks and of a host below to the coordinator, and of
-// the coordinator to a rank. What is decoded is decided upon and encoded, which must
+// the coordinator to a rank. Decoded messages are decided upon and encoded, which must
 // give messages that can be decoded.
 //
-// The first byte says who reads. Each message has one byte that says who sends it, two
-// that say how long it is, and that many bytes.
+// The first byte chooses the reader. Each message has one byte for its sender, two for
+// its length, and that many bytes.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -128,7 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string_view message = input.Message();
     if (is_rank) {
       DecisionMessage decision;
-      // Whatever it says, but nothing else.
+      // An error has a text, and nothing else has one.
       const Status status = rank.Decode(message, &decision);
       if (status.ok() != status.message.empty()) abort();
     } else if (sender == kRanks) {

@@ -1,4 +1,4 @@
-// Messages: what is encoded is what is decoded, and what is malformed is an error.
+// Messages: decoding gives back the encoded one, and a malformed one is an error.
 #include "tf_ops/coordination/messages.h"
 
 #include <gmock/gmock.h>
@@ -286,7 +286,7 @@ class MergedTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.message;
     return std::get<Message>(decoded);
   }
-  // Each message that these become.
+  // The messages that these become.
   std::vector<std::string> EncodeAll(const std::vector<Upward>& upward) {
     std::vector<std::string> messages;
     for (size_t next = 0; next < upward.size();) {
@@ -357,7 +357,7 @@ TEST_F(MergedTest, KnownRequestsOfTheSameRanksAreOneMessage) {
   const auto run = Decode<SubmissionRun>(messages[0]);
   EXPECT_THAT(NamesOf(run), ElementsAre("c", "b", "a", "d"));
   EXPECT_THAT(run.ranks, ElementsAre(1, 3));
-  // Who keeps something for each list need not do so anew.
+  // A reader that keeps something for each list need not do so anew.
   EXPECT_EQ(Decode<SubmissionRun>(messages[0]).descriptions, run.descriptions);
 }
 

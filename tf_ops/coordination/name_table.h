@@ -1,4 +1,4 @@
-// What is known of each name that requests have.
+// Values for the names of requests.
 #pragma once
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 namespace keras_hvd {
 namespace {
 
-// Up to so many unions are remembered.
+// The most unions remembered.
 constexpr size_t kMostUnions = 512;
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Sets of ranks that many requests have in common.
 //
-// In most steps all requests have come from the same few sets of ranks. So these are
-// made once and shared, and what is known of two of them is remembered: a request's
+// In most steps all requests have come from the same few sets of ranks. So these sets
+// are made once and shared, and the union of two of them is remembered. A request's
 // cost does not depend on how many ranks have submitted it.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace keras_hvd {
 
-// Which ranks are in a set, for comparisons of many at a time.
+// A bitmap of ranks, for comparisons of many at a time.
 class RankBitmap {
  public:
   // `ranks` is ascending.
@@ -66,7 +66,7 @@ class RankSet {
   const_iterator begin() const { return list().begin(); }
   const_iterator end() const { return list().end(); }
 
-  // Copies of one list are usually what is compared.
+  // The two are usually copies of one list.
   friend bool operator==(const RankSet& a, const RankSet& b) {
     return a.shared_ == b.shared_ || a.list() == b.list();
   }
@@ -114,7 +114,7 @@ class RankUnions {
   using Union = std::shared_ptr<const RankBitmap>;  // null: they overlap
 
   std::unordered_map<Pair, Union, PairHash> unions_;
-  const std::pair<const Pair, Union>* last_ = nullptr;  // the one that was found last
+  const std::pair<const Pair, Union>* last_ = nullptr;  // the one found last
 };
 
 }  // namespace keras_hvd

@@ -1,4 +1,4 @@
-// Sets of ranks: what is in them, and in two of them.
+// Sets of ranks: their members, and those of two of them.
 #include "tf_ops/coordination/rank_set.h"
 
 #include <gmock/gmock.h>

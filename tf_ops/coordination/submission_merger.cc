@@ -9,7 +9,7 @@
 namespace keras_hvd {
 namespace {
 
-// What only some have, times or inputs, must not get lost.
+// Times or inputs that only some have must not get lost.
 bool AreAlike(const MergedSubmission& a, const MergedSubmission& b) {
   // Equal descriptions are usually the same object.
   return (a.description == b.description || *a.description == *b.description) &&
@@ -32,7 +32,7 @@ void Rearrange(const std::vector<size_t>& order, std::vector<Value>* values) {
   *values = std::move(rearranged);
 }
 
-// From the order of these ranks.
+// Sorts times and inputs, which are in the order of these ranks.
 void SortByRank(const std::vector<int>& ranks, MergedSubmission* merged) {
   if (std::is_sorted(ranks.begin(), ranks.end())) return;
   std::vector<size_t> order(ranks.size());
@@ -101,7 +101,7 @@ void SubmissionMerger::Submit(const SubmissionRun& run) {
   }
 }
 
-// Adds a plain request to what others have submitted alike, as Add would. Who is not in
+// Adds a plain request to the others' equal one, as Add would. A rank that is not in
 // the first round is in none behind it.
 bool SubmissionMerger::AddToHeld(const std::shared_ptr<const Description>& description,
                                  const RankSet& ranks, const RankSet& set,
@@ -164,7 +164,7 @@ void SubmissionMerger::Hold(MergedSubmission submission, Round* round) {
   Append(std::move(submission.inputs), &round->held.inputs);
 }
 
-// What a rank waits for, or lacks, matters for its agreements.
+// The requests that a rank waits for, or lacks, matter for its agreements.
 void SubmissionMerger::SubmitAgreement(MergedSubmission submission) {
   PassOnAll();
   if (submission.description->kind == Kind::kJoin) {
@@ -174,7 +174,7 @@ void SubmissionMerger::SubmitAgreement(MergedSubmission submission) {
   passed_on_.emplace_back(std::move(submission));
 }
 
-// The set whose members below all have to submit this; null if it is not to be held: a
+// The set whose members below all have to submit this. Null if it is not to be held: a
 // rank that has joined or left may never submit it, and to an unknown set, or one
 // without the rank, the coordinator has an answer at once.
 const RankSet* SubmissionMerger::SetThatHolds(int32_t process_set,
@@ -196,8 +196,8 @@ size_t SubmissionMerger::FirstRoundAfter(const RankSet& ranks, const Rounds& rou
   return place;
 }
 
-// Passes on what is held of the first `count` rounds. What belongs to them and is still
-// to come will not be held.
+// Passes on the submissions held in the first `count` rounds. Later submissions of
+// these rounds will not be held.
 void SubmissionMerger::PassOn(size_t count, Rounds* rounds) {
   for (size_t i = 0; i < count; ++i) PassOn(&(*rounds)[i]);
 }

@@ -1,16 +1,16 @@
-// Merges what ranks of several hosts submit on its way to the coordinator, at each
-// host's leader.
+// Merges the submissions of several hosts' ranks on their way to the coordinator, at
+// each host's leader.
 //
-// A pure state machine, as the coordinator is. What goes in is what the leader's own
-// ranks submit and what the leaders below pass on; what comes out is for the leader
-// above, and on the first host for the coordinator. A request that all ranks below have
+// A pure state machine, as the coordinator is. The submissions of the leader's own
+// ranks and the messages of the leaders below go in. Messages for the leader above come
+// out, on the first host for the coordinator. A request that all ranks below have
 // submitted equally goes up as one message, so the coordinator's host reads one from
 // each host below it, and not one from each rank.
 //
 // A merged message stands for one submission of each of its ranks. Merging changes when
 // the coordinator hears of them, never what it decides: the submissions of one rank
 // under one name keep their order, and a rank's agreements and its departure come after
-// all that it has submitted before. What is held may be passed on at any time.
+// all that it has submitted before. Held submissions may be passed on at any time.
 #pragma once
 
 #include <cstddef>
@@ -47,8 +47,8 @@ class SubmissionMerger {
   // is submitted here is theirs.
   explicit SubmissionMerger(RankSet ranks);
 
-  // Set 0 must be added too. Call this before any rank below hears of the set: what is
-  // submitted earlier belongs to no round, and would be missed in those that follow.
+  // Set 0 must be added too. Call this before any rank below hears of the set: earlier
+  // submissions belong to no round, and would be missed in the rounds that follow.
   void AddProcessSet(int32_t id, const std::vector<int>& members);
   void RemoveProcessSet(int32_t id);
 
@@ -61,10 +61,10 @@ class SubmissionMerger {
   // The coordinator has decided this, which may add or remove a process set or end a
   // join. Call this before any rank below hears of it.
   void Note(const Decision& decision);
-  // Passes on what has been held since before the last call, so the coordinator gets to
-  // know who waits for whom. To be called every half second or so.
+  // Passes on the submissions held since before the last call, so the coordinator
+  // learns who waits for whom. To be called every half second or so.
   void PassOnOld();
-  // Whether some ranks have not come to what others have submitted.
+  // Whether some ranks lack requests that others have submitted.
   bool anything_waits() const { return waiting_ > 0; }
 
   // Takes the next message for the leader above, or the coordinator. Returns false if

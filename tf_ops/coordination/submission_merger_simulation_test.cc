@@ -1,4 +1,4 @@
-// What becomes of each request is the same whether the coordinator hears of the ranks'
+// Each request ends in the same way whether the coordinator hears of the ranks'
 // submissions one by one or merged by a tree of hosts, over thousands of random trees
 // and schedules.
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ Key NameOf(const Description& description) {
   return {description.process_set, description.name};
 }
 
-// Words of a failure: what may be wrong between the ranks, and what else.
+// Words of failures: for mistakes between the ranks, and for others.
 constexpr std::array<const char*, 3> kMistakes = {"second op", "differ", "joined"};
 constexpr std::array<const char*, 4> kOtherFailures = {
     "already has", "in use", "no process set", "not in process set"};
@@ -58,7 +58,7 @@ bool IsOfAgreement(const Decision& decision) {
   return name == Join().name || name == AddSet({}).name;
 }
 
-// A coordinator, and what it makes of each request.
+// A coordinator, and its answer to each request.
 class Decider {
  public:
   explicit Decider(int size) : coordinator_(size, 0), requests_(size), ends_(size) {
@@ -111,7 +111,7 @@ class Decider {
         break;
       case Decision::Type::kAgree:
         end = "agreement";
-        // Who joins last depends on the schedule.
+        // The rank that joins last depends on the schedule.
         if (decision.agreed == Kind::kJoin) break;
         end += " by all on set " + std::to_string(decision.answer);
         break;
@@ -149,7 +149,7 @@ class Decider {
   std::vector<std::vector<std::string>> ends_;               // by rank and number
 };
 
-// What a job does besides collectives that fit together.
+// A job's features besides collectives that fit together.
 struct Specials {
   bool differ = false;      // requests of one name
   bool duplicates = false;  // two ops of a rank have one name
@@ -158,7 +158,7 @@ struct Specials {
   bool sets = false;        // process sets come and go
   bool strangers = false;   // requests of sets that the rank is not in
   bool leaves = false;      // ranks do, at any time
-  bool old = false;         // what is held is passed on at any time
+  bool old = false;         // held submissions are passed on at any time
   bool mixed_times = false;
   bool late_sets = false;  // leaders hear of process sets late
 
@@ -173,7 +173,7 @@ struct Specials {
     return some;
   }
   // Whether an agreement succeeds depends on when a departure is heard of, and with it
-  // what the ranks' later requests find.
+  // the state that the ranks' later requests meet.
   bool diverge() const { return leaves && (joins || sets); }
   // Whether leaders see all ranks come to a round, or know that they do not wait for
   // it.
@@ -256,7 +256,7 @@ class Simulation {
     explicit Host(Topology its_topology) : topology(std::move(its_topology)) {}
 
     const Topology topology;
-    Clock::time_point now;  // what its clock says, all the time
+    Clock::time_point now;  // by its clock, all the time
     std::unique_ptr<SubmissionMerger> merger;
     std::unique_ptr<MergedEncoder> encoder;
     bool has_news = false;                   // for its parent, perhaps
@@ -482,8 +482,7 @@ class Simulation {
   }
 
   // Another thread may go on with the collectives of all ranks while one waits for a
-  // set. Not while it has joined: it depends on the schedule what such a collective
-  // would find.
+  // set. Not while it has joined: the end of such a collective depends on the schedule.
   static bool CanSubmit(const Rank& rank) {
     if (rank.left) return false;
     if (rank.submitted == rank.leaves_after) return !rank.awaited.has_value();
@@ -710,15 +709,15 @@ class Simulation {
     }
   }
 
-  // Which of them is said to be wrong depends on what is heard of first.
+  // The mistake that is reported depends on the order of arrival.
   bool MayDependOnMistakes(const std::string& a, const std::string& b) const {
     const int kinds = (specials_.differ || specials_.uneven ? 1 : 0) +
                       (specials_.duplicates ? 1 : 0) + (specials_.joins ? 1 : 0);
     return kinds > 1 && IsMistake(a) && IsMistake(b);
   }
 
-  // What needs a rank that leaves runs, or fails for another reason, if that is decided
-  // before the departure is heard of.
+  // A request that needs a leaving rank runs, or fails for another reason, if that is
+  // decided before the departure is heard of.
   bool MayDependOnDeparture(int32_t id, const std::string& a,
                             const std::string& b) const {
     const auto set = sets_.find(id);
@@ -767,7 +766,7 @@ TEST(SubmissionMergerSimulationTest, ThousandsOfRandomTrees) {
     for (const auto& [end, count] : simulation.ends()) ends[end] += count;
     in_runs += simulation.in_runs();
   }
-  // The schedules do come to what they are for.
+  // The schedules do reach their cases.
   EXPECT_GT(ends["run"], 100000);
   EXPECT_GT(in_runs, 30000);
   EXPECT_GT(ends["departed"], 10000);

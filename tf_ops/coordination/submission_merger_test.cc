@@ -1,5 +1,5 @@
-// What of the ranks' submissions goes up as one message, what waits for others, and
-// what does not wait.
+// The ranks' submissions: those that go up as one message, those that wait for others,
+// and those that do not wait.
 #include "tf_ops/coordination/submission_merger.h"
 
 #include <gmock/gmock.h>
@@ -83,7 +83,7 @@ class SubmissionMergerTest : public ::testing::Test {
   const Shared b_ = Share(Allreduce("b"));
 };
 
-// ---- What is one message
+// ---- One message
 
 TEST_F(SubmissionMergerTest, WhatAllRanksBelowHaveSubmittedIsOneMessage) {
   Submit({4}, a_);
@@ -218,7 +218,7 @@ TEST_F(SubmissionMergerTest, EarlierRoundsGoFirst) {
   ExpectMerges(a_);
 }
 
-// ---- What differs
+// ---- Different submissions
 
 TEST_F(SubmissionMergerTest, WhatDiffersEndsTheWaitForItsRound) {
   Submit({1}, a_);
@@ -333,7 +333,7 @@ TEST_F(SubmissionMergerTest, AnAgreementComesAfterWhatWasSubmittedBefore) {
     const std::vector<std::string> passed = Passed();
     ASSERT_EQ(passed.size(), 3u);
     EXPECT_EQ(passed.back(), "sets: rank 1");
-    // The rest of those rounds follows at once, what comes then is merged again.
+    // The rest of those rounds follows at once. Later submissions are merged again.
     Submit({4}, a_);
     EXPECT_THAT(Passed(), ElementsAre("a: rank 4"));
     Submit({2, 4}, b_);
@@ -355,7 +355,7 @@ TEST_F(SubmissionMergerTest, NothingIsHeldWhileARankHasJoined) {
   Submit({1}, b_);
   EXPECT_THAT(Passed(), ElementsAre("join: rank 4", "b: rank 1"));
   merger_.EndJoin({4, 5});
-  // Zeros have stood for what is lacking.
+  // Zeros have stood for the missing submissions.
   ExpectMerges(a_);
   ExpectMerges(b_);
 }

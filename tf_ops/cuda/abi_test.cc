@@ -1,4 +1,4 @@
-// Whether the driver's functions are what abi.h declares, where CUDA's headers are
+// Whether abi.h declares the driver's functions as they are, where CUDA's headers are
 // found.
 #include "tf_ops/cuda/abi.h"
 

@@ -1,4 +1,4 @@
-// The driver, and what is said where it cannot be used.
+// The driver, and the errors where it cannot be used.
 #include "tf_ops/cuda/driver.h"
 
 #include <gtest/gtest.h>

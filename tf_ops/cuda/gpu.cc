@@ -23,7 +23,7 @@ Status IsPrimary(const Driver& driver, Context context, Device device, bool* pri
                       "cuDevicePrimaryCtxRelease");
 }
 
-// Whose context this project's code has made current on the thread.
+// The GPU whose context this project's code has made current on the thread.
 thread_local const Gpu* current_gpu = nullptr;
 
 Status CreateStream(const Driver& driver, int priority, Stream* stream) {

@@ -53,7 +53,7 @@ class Gpu {
 
    private:
     const Gpu& gpu_;
-    const Gpu* const outer_;  // whose context is current already; null: nobody's
+    const Gpu* const outer_;  // the GPU whose context is already current, or null
     const Status status_;
   };
 

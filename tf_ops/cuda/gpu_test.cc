@@ -275,7 +275,7 @@ TEST_P(GpuTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
   EXPECT_EQ(UseAll(control_, driver_).message, "");
 }
 
-// What is called without the GPU's context goes to another one, or to none.
+// A call without the GPU's context goes to another one, or to none.
 TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
   Open();
   const Stream stream = NewStream();

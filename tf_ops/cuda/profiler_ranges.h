@@ -1,5 +1,5 @@
-// Named time ranges for NVIDIA's profilers (NVTX): what a thread does from one moment
-// to another. NVTX is opened at run time, and only under a profiler.
+// Named time ranges of threads for NVIDIA's profilers (NVTX). NVTX is opened at run
+// time, and only under a profiler.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Ranges for profilers, and what is said where NVTX cannot be used.
+// Ranges for profilers, and the errors where NVTX cannot be used.
 #include "tf_ops/cuda/profiler_ranges.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace keras_hvd::cuda {
 namespace {
 
-// Whether NVTX's attributes are what is declared, where its headers are found.
+// Whether NVTX's attributes are as declared, where its headers are found.
 #if __has_include(<nvtx3/nvToolsExt.h>)
 TEST(ProfilerRanges, AreGivenToNvtxAsItsHeadersHaveIt) {
   using Real = nvtxEventAttributes_t;

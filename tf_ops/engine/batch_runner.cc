@@ -154,7 +154,7 @@ bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& member
 
 bool BatchRunner::checks() const { return job_->compares_outputs(); }
 
-// The consistency mode. All members find the same difference; one reports it for all.
+// The consistency mode. All members find the same difference. One reports it for all.
 bool BatchRunner::CheckOutputs(const Batch& batch, const std::vector<int>& members) {
   if (members.size() == 1 || batch.front()->buffers.empty()) return true;
   // Each member gets a different result from these kinds.

@@ -62,10 +62,11 @@ std::shared_ptr<JobMember>& Current() {
 }
 bool g_was_initialized = false;
 constexpr int kNoExitCode = -1;
-// Others hear of a failure within two seconds, and then say their own errors: MPI_Abort
-// kills them.
+// Others hear of a failure within two seconds, and then report their own errors:
+// MPI_Abort kills them.
 constexpr auto kBeforeMpiAbort = std::chrono::seconds(2);
-// How khvd_end_process is to end. Python's main thread alone uses it.
+// The way in which khvd_end_process ends the process. Only Python's main thread uses
+// it.
 struct Exit {
   int code;
   int (*mpi_abort)(intptr_t communicator, int code);
@@ -351,7 +352,7 @@ keras_hvd::MpiOptions MpiOptionsOf(const khvd_mpi& mpi) {
           static_cast<size_t>(mpi.status_bytes)};
 }
 
-// `*taken`: somebody closes the links.
+// `*taken`: whether the links have an owner that closes them.
 Status Init(const khvd_options& options, bool* taken) {
   if (keras_hvd::IsForked()) return Forked();
   KHVD_RETURN_IF_ERROR(CheckOptions(options));
@@ -651,7 +652,7 @@ const char* khvd_last_error(void) { return LastError().c_str(); }
 const char* khvd_failure(void) {
   if (keras_hvd::IsForked()) return "";
   thread_local std::string text;
-  // Without memory for the text: whoever asks must not take this for no failure.
+  // Without memory for the text, the caller must not take this for no failure.
   return OrFailed("out of memory", [&] {
     std::shared_ptr<JobMember> member;
     if (GetMember(&member).ok()) {

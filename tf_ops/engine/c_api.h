@@ -98,11 +98,11 @@ typedef enum {
   KHVD_LOG_FATAL = 6,    // the process ends
 } khvd_log_level;
 
-// What a connection to a rank on another host is for.
+// The purpose of a connection to a rank on another host.
 typedef enum {
   KHVD_LINK_CONTROL = 0,  // between two hosts' leaders
   KHVD_LINK_DATA = 1,     // for tensors
-  KHVD_LINK_FAILURE = 2,  // for what other hosts must know when something fails
+  KHVD_LINK_FAILURE = 2,  // for news of a failure to other hosts
 } khvd_link_purpose;
 
 // TLS over a connected socket: see khvd_tls_open.
@@ -185,7 +185,7 @@ typedef struct {
   void* output;
 } khvd_tensor;
 
-// Called once when a collective has ended, on a thread of the engine's or on any thread
+// Called once when a collective has ended, on a thread of the engine or on any thread
 // inside khvd_run, khvd_finish, khvd_submit_and_drive or khvd_drive_until. It must not
 // block and must not call these. `message` is "" on KHVD_OK, and valid only during the
 // call.
@@ -193,7 +193,7 @@ typedef void (*khvd_done)(void* context, int code, const char* message);
 
 // Called, like `done`, when an allgather or alltoall knows the first dimension of the
 // result of tensor number `tensor`: the sum of `first_dims[0..count)`, the rows from
-// each rank. Returns memory for the result, or NULL if there is none; the collective
+// each rank. Returns memory for the result, or NULL if there is none. The collective
 // then fails on this rank alone.
 typedef void* (*khvd_allocate)(void* context, int32_t tensor, const int64_t* first_dims,
                                int32_t count);
@@ -230,9 +230,9 @@ typedef struct {
   // to store a mark of the collective's end. The mark is there when `done` is called
   // with KHVD_OK, and must be passed to khvd_await_end once.
   void** end;
-  // NULL, or a line for each tensor, and perhaps more, that say what the ranks have to
-  // agree on besides shapes and types; copied. Of two lines one may lack the other's
-  // first parts: "dense/kernel" agrees with "model/dense/kernel".
+  // NULL, or a line for each tensor, and perhaps more, on which the ranks have to agree
+  // as on shapes and types; copied. One of two lines may lack the other's first parts:
+  // "dense/kernel" agrees with "model/dense/kernel".
   const char* labels;
 } khvd_request;
 
@@ -249,12 +249,12 @@ KHVD_EXPORT int khvd_shutdown(void);
 // The same; ranks that still need this one hear that it "has left the job: `how`".
 KHVD_EXPORT int khvd_leave(const char* how);
 KHVD_EXPORT int khvd_is_initialized(void);
-// Has khvd_end_process end the process with this code, by MPI_Abort for an MPI whose
-// mpirun does not mind the code; NULL: by itself.
+// Makes khvd_end_process end the process with this code: by MPI_Abort for an MPI whose
+// mpirun does not mind the code; `mpi_abort` NULL: by itself.
 KHVD_EXPORT void khvd_set_exit(int code,
                                int (*mpi_abort)(intptr_t communicator, int code),
                                intptr_t communicator);
-// Ends the process if a code is set, without what libraries do at the end. For Python
+// Ends the process if a code is set, without the libraries' exit handlers. For Python
 // to call when it has ended, instead of functions that would wait for dead processes.
 KHVD_EXPORT void khvd_end_process(void);
 
@@ -317,12 +317,12 @@ KHVD_EXPORT void khvd_drive_until(const uint8_t* ended);
 // takes the mark back. Until then the engine owns the collective's buffers.
 KHVD_EXPORT int khvd_await_end(void* end, void* stream);
 
-// Whether GPU tensors can be reduced on the GPU, and by what.
+// Whether GPU tensors can be reduced on the GPU, and by which libraries.
 typedef struct {
   size_t struct_size;
   int32_t devices;       // devices that CUDA finds; 0: none, or no CUDA
   int32_t nccl_version;  // 22304 for 2.23.4; 0: no usable NCCL
-  char text[512];        // readable: what was found, or why it is unusable
+  char text[512];        // readable: the libraries, or why they are unusable
 } khvd_gpu_support;
 // Takes libraries as in khvd_options. Works before khvd_init.
 KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
@@ -330,9 +330,9 @@ KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_
 
 // TLS 1.3 between hosts, by OpenSSL's libssl, opened at run time. `library` is a path
 // or a name on the library path; NULL or "": the usual names. It is opened once: later
-// calls take what is open. Works before khvd_init.
+// calls take the open one. Works before khvd_init.
 //
-// Looks for it. `text`, of `capacity` bytes, is readable: which one was found.
+// Looks for it. `text`, of `capacity` bytes, is readable: the one that was found.
 KHVD_EXPORT int khvd_find_tls(const char* library, char* text, int32_t capacity);
 // Begins TLS over a socket that does not block, which stays the caller's. Both ends
 // give the same identity and key, of 32 bytes each, which must be new for each
@@ -340,13 +340,13 @@ KHVD_EXPORT int khvd_find_tls(const char* library, char* text, int32_t capacity)
 KHVD_EXPORT khvd_tls* khvd_tls_open(const char* library, int32_t fd, int32_t is_client,
                                     const unsigned char* identity,
                                     const unsigned char* key);
-// What these three return, besides a number of bytes. None of them waits.
+// Results of these three, besides a number of bytes. None of them waits.
 enum {
   KHVD_TLS_ENDED = 0,         // the other end sends no more
   KHVD_TLS_WANTS_READ = -1,   // call it again when the socket can be read
   KHVD_TLS_WANTS_WRITE = -2,  // the same for writing, with the same bytes
   // For these, khvd_last_error() has the text.
-  KHVD_TLS_REFUSED = -3,  // what came is not what somebody with the key sends
+  KHVD_TLS_REFUSED = -3,  // the bytes are not from a holder of the key
   KHVD_TLS_LOST = -4,     // the socket has failed, or ended without a word
 };
 // Returns 1 when the handshake is complete. Needed before the other two.
@@ -359,10 +359,10 @@ KHVD_EXPORT void khvd_tls_close(khvd_tls* tls);
 // This thread's last error text; "" if none.
 KHVD_EXPORT const char* khvd_last_error(void);
 
-// Why the engine can no longer be used (a peer's death, an abort), or "" if it can.
-// After khvd_shutdown, and until the next khvd_init: why it could not. Set before any
-// collective on a GPU is aborted: if it is "" once a caller's stream has passed a
-// collective, the results are right.
+// The reason why the engine can no longer be used (a peer's death, an abort), or "" if
+// it can. After khvd_shutdown, and until the next khvd_init: why it could not. Set
+// before any collective on a GPU is aborted: if it is "" once a caller's stream has
+// passed a collective, the results are right.
 KHVD_EXPORT const char* khvd_failure(void);
 
 // Records where the time of each tensor goes, as rank 0 sees it, in `path`, from now

@@ -1,5 +1,5 @@
-// The C API with tensors on a GPU, for those who have a stream and no TensorFlow: over
-// the libraries that stand in for CUDA and NCCL, and in jobs of several processes.
+// The C API with tensors on a GPU, for callers that have a stream and no TensorFlow:
+// over the libraries that stand in for CUDA and NCCL, and in jobs of several processes.
 #include <gtest/gtest.h>
 #include <string.h>
 

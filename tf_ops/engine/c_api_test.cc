@@ -1,4 +1,4 @@
-// The C API: what it refuses, and how a process joins, works, leaves, forks and dies.
+// The C API: refused calls, and how a process joins, works, leaves, forks and dies.
 #include "tf_ops/engine/c_api.h"
 
 #include <gtest/gtest.h>
@@ -556,7 +556,7 @@ TEST(JobTest, ARunInTwoHalvesWaitsInTheSecond) {
   EXPECT_EQ(ends, (std::vector<int>{0, 0}));
 }
 
-// A request whose end says where it came.
+// A request whose end notes its thread.
 struct Submitted : Request {
   Submitted() {
     request.context = this;
@@ -762,7 +762,7 @@ void ExpectDeathIsSeen(const std::function<void()>& die,
   };
   const std::vector<int> ends = RunJob(3, body);
   EXPECT_EQ(ends[0], 0);
-  EXPECT_NE(ends[1], 0x100);  // it did die of what it was to die of
+  EXPECT_NE(ends[1], 0x100);  // it died in the intended way
   EXPECT_EQ(ends[2], 0);
 }
 
@@ -824,14 +824,14 @@ TEST(DeathTest, LeavingForAReason) {
   EXPECT_EQ(RunJob(2, body), std::vector<int>(2, 0));
 }
 
-// Leaving is no death: only what needs the rank fails.
+// Leaving is no death: only requests that need the rank fail.
 TEST(DeathTest, ShutDown) {
   const auto body = [](int rank) {
     for (int i = 0; i < 20; ++i) CHECK_HERE(Request().Run() == KHVD_OK);
     if (rank == 1) return khvd_shutdown() == KHVD_OK ? 0 : __LINE__;
     CHECK_HERE(Request().Run() == KHVD_RANK_FAILED);
     CHECK_HERE(LastErrorHas(" has left the job: its script ended or called shutdown"));
-    // Rank 0 leaves over this, which may be what rank 2 sees first.
+    // Rank 0 leaves over this, and rank 2 may see that first.
     CHECK_HERE(LastErrorHas("rank 1 (pid ") || (rank == 2 && LastErrorHas("rank 0 (")));
     CHECK_HERE(khvd_shutdown() == KHVD_OK);
     return 0;
@@ -839,7 +839,7 @@ TEST(DeathTest, ShutDown) {
   EXPECT_EQ(RunJob(3, body), std::vector<int>(3, 0));
 }
 
-// A rank that is stopped, the coordinator included, answers nobody; where that is asked
+// A rank that is stopped, the coordinator included, answers nobody. Where that is asked
 // for, it ends the job.
 TEST(StopTest, AStoppedRankIsNamedAndEndsTheJobIfAsked) {
   for (int victim = 0; victim < 3; ++victim) {

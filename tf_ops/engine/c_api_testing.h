@@ -35,8 +35,8 @@ inline bool LastErrorHas(const std::string& part) {
   return std::string(khvd_last_error()).find(part) != std::string::npos;
 }
 
-// Each of `size` runs in a process of its own: what happens to the engine stays there.
-// The body gives 0, or the line on which it found something wrong.
+// Each of `size` runs in a process of its own: the engine stays there. The body gives
+// 0, or the line on which it found something wrong.
 #define CHECK_HERE(condition) \
   if (!(condition)) return __LINE__
 

@@ -63,7 +63,7 @@ bool CoordinatorService::Poll() {
   return progressed;
 }
 
-// Sends what can be decided now. Returns true if there was anything.
+// Sends the decisions that can be made now. Returns true if there was anything.
 bool CoordinatorService::Decide() {
   Decision decision;
   bool decided = false;
@@ -71,7 +71,7 @@ bool CoordinatorService::Decide() {
   while (!leaves_ && coordinator_.Next(&decision)) {
     WriteDecision(decision);
     decided = true;
-    // What a process set has held is passed on when it is removed.
+    // The submissions held for a process set are passed on when it is removed.
     TakeMerged();
   }
   if (decided) timeline_.AddCycle();
@@ -143,7 +143,7 @@ void CoordinatorService::Leave(const RankDeparture& departure) {
                 (departure.how.empty() ? JobState::kUsualWayToLeave : departure.how));
 }
 
-// `what`: what it has not done, as in " before it ran ...".
+// `what`: the work that it has not done, as in " before it ran ...".
 std::string CoordinatorService::HowItLeft(const RankDeparture& departure,
                                           const std::string& what) const {
   const std::string rank = job_->Describe(departure.rank);
@@ -156,7 +156,7 @@ void CoordinatorService::CheckRuns(const RankDeparture& departure) {
   for (const auto& [process_set, last] : last_gpu_runs_) CheckRun(last, departure);
 }
 
-// Who waits for the rank on a GPU sees that it has left only on the same host.
+// A rank that waits for it on a GPU sees its departure only on the same host.
 void CoordinatorService::CheckRun(const LastRun& last, const RankDeparture& departure) {
   if (last.decision <= departure.carried_out || !last.members.Has(departure.rank)) {
     return;
@@ -182,7 +182,7 @@ void CoordinatorService::NoteAddition(const Decision& decision) {
 
 void CoordinatorService::NoteLast(const LastRun& last) {
   last_gpu_runs_[last.description->process_set] = last;
-  // What a rank submitted last may be decided after it has left.
+  // A rank's last submission may be decided after it has left.
   for (const auto& [rank, departure] : departures_) CheckRun(last, departure);
 }
 
@@ -220,7 +220,7 @@ void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t 
   if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
   if (autotune_->tuning() != before) {
     WriteTuning();
-    // Now: the driving thread may stop here and does not look at what is queued.
+    // Now: the driving thread may stop here and does not look at the queue.
     Send();
   }
   WriteAutotuneLog();
@@ -250,7 +250,7 @@ void CoordinatorService::WriteAutotuneLog() {
 
 // ---- Stalls
 
-// What the ranks of its host have submitted is not known here.
+// The submissions of its host's ranks are not known here.
 std::string CoordinatorService::SilenceText(int leader) const {
   return "\n  " + job_->Describe(leader) +
          " does not answer, which speaks for its host: see whether its process is "

@@ -32,7 +32,7 @@ class CoordinatorService {
   void NoteTuned() { autotune_->Begin(); }
   void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 
-  // Does what can be done without waiting. Returns true if there was anything.
+  // Does the work that can be done without waiting. Returns true if there was any.
   bool Poll();
   // Whether Poll has something to do: submissions to read, or anything else.
   bool HasSubmissions() const { return reader_.HasSubmissions(); }
@@ -48,15 +48,14 @@ class CoordinatorService {
 
   // This rank leaves the job of several hosts. From now on nothing more is decided.
   void BeginToLeave();
-  // Ranks that have not come to all that was decided. Others may wait for them on their
+  // Ranks that have not carried out all decisions. Others may wait for them on their
   // GPUs, and would not hear that one of them has left.
   std::vector<int> NeededBy();
   // Hears of departures for the last time.
   void Leave();
 
  private:
-  // What the members of a process set ran last on their GPUs, and which decision that
-  // was.
+  // The last run of a process set's members on their GPUs, and its decision.
   struct LastRun {
     RankSet members;
     std::shared_ptr<const Description> description;
@@ -74,7 +73,7 @@ class CoordinatorService {
   void NoteGpuRun(const Decision& decision);
   void NoteAddition(const Decision& decision);
   void NoteLast(const LastRun& last);
-  // Sends what is queued for the ranks. Returns true if there was anything.
+  // Sends the messages queued for the ranks. Returns true if there were any.
   bool Send();
   void WriteDecision(const Decision& decision);
   void Queue(std::string_view message);
@@ -88,8 +87,8 @@ class CoordinatorService {
   const Topology topology_;
   Timeline& timeline_;
   Coordinator coordinator_;
-  // Null if all ranks are on one host. Else it costs less to merge what many hosts pass
-  // on than to keep it apart.
+  // Null if all ranks are on one host. Otherwise merging the messages of many hosts
+  // costs less than keeping them apart.
   const std::unique_ptr<SubmissionMerger> merger_;
   SubmissionReader reader_;
   // By process set, also of removed ones: some member may not have come to its run yet.

@@ -30,7 +30,7 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   EXPECT_THAT(world.job->Failure().message, HasSubstr("flags = 99"));
 }
 
-// Whoever drives may stop after the batch that ends a sample.
+// The driving thread may stop after the batch that ends a sample.
 TEST(TuningTest, LeavesWithTheBatchThatItFollowsFrom) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());

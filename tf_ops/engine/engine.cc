@@ -80,7 +80,7 @@ Status Engine::SetStreamPoint(cuda::Stream stream, void** end, Operation* operat
 Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
   // If others are under way, the next one to run may take long.
   const bool alone = !requests_.any_pending();
-  // What a GPU does is only enqueued.
+  // A GPU's work is only enqueued.
   const bool short_work =
       operation->stream_point != nullptr || operation->input_bytes() <= kSmallBytes;
   if (!alone || !short_work) return Submit(std::move(operation));

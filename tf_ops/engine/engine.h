@@ -1,17 +1,17 @@
-// The engine of one rank: takes requests, has them ordered, runs them and reports their
-// end.
+// The engine of one rank: takes requests, lets the coordinator order them, runs them
+// and reports their end.
 //
-// Any thread may submit a request; a submission never waits for a peer. One thread at a
+// Any thread may submit a request. A submission never waits for a peer. One thread at a
 // time does all other work: it drives the engine. On the coordinator this thread also
 // decides, even while it waits in a collective. A request takes this path:
 //
 //   Submit -> this rank's submissions -> the coordinator: CoordinatorService ->
 //   decisions -> every rank
 //
-// `Requests` holds what was submitted and has not ended. `EngineLoop` determines who
-// does the work and how to wait. `Work` is what there is to do: `CoordinatorService`
-// (on the coordinator) decides, `Execution` carries out decisions, and `StallWatch`
-// watches for what takes too long.
+// `Requests` holds the requests that have not ended. `EngineLoop` determines the thread
+// that works, and how it waits. `Work` does it: `CoordinatorService` (on the
+// coordinator) decides, `Execution` carries out decisions, and `StallWatch` watches for
+// requests that take too long.
 #pragma once
 
 #include <atomic>
@@ -81,7 +81,7 @@ class Engine {
   // Leaves the job. A running batch is finished; waiting requests end with kShutDown.
   void Stop();
 
-  // Record what the coordinator knows; see timeline.h. On other ranks both do nothing.
+  // Record the coordinator's view; see timeline.h. On other ranks both do nothing.
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline();
   // See recording.h. It ends with the engine.

@@ -11,7 +11,7 @@
 namespace keras_hvd {
 namespace {
 
-// Faulty memory: what is written to its last page also changes the one before.
+// Faulty memory: bytes written to its last page also change the one before.
 class FaultyMemory {
  public:
   FaultyMemory() {
@@ -38,7 +38,7 @@ class FaultyMemory {
   char* data_;
 };
 
-// What each rank submits: results of three pages.
+// The request of each rank: results of three pages.
 Ask CheckedAsk(Kind kind, int rank) {
   const int64_t elements = FaultyMemory::kPage / 4;
   std::vector<int32_t> values(3 * elements);

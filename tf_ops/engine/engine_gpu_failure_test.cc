@@ -103,8 +103,8 @@ Status RunEachKind(GpuRank* self, int rank) {
   return status;
 }
 
-// What only ends things, or says what others have met; and what makes communicators,
-// which can be done without.
+// Not functions that only end things, or report others' errors; nor those that make
+// communicators, which can be done without.
 bool CanFail(const std::string& function) {
   static const std::set<std::string> kCannot = {
       "ncclCommAbort",      "ncclCommDestroy",        "ncclCommFinalize",
@@ -164,7 +164,8 @@ TEST(GpuFailureTest, AnErrorThatNcclMeetsLaterEndsTheJob) {
   libraries->Inject(injection);
   job.ForEach([&](GpuRank& self, int) {
     static_cast<void>(self.End(self.Submit(Sum("x", {1}))));
-    // What hangs is ended, but not before everybody can know that it is worth nothing.
+    // Hanging work is ended, but not before everybody can know that its result is worth
+    // nothing.
     self.Synchronize();
     EXPECT_TRUE(job.state().Failed());
     Buffer output;
@@ -172,7 +173,7 @@ TEST(GpuFailureTest, AnErrorThatNcclMeetsLaterEndsTheJob) {
   });
 }
 
-// Whoever is told of the error frees the buffers.
+// A caller that is told of the error frees the buffers.
 TEST(GpuFailureTest, AStreamThatCannotBeToldToWaitIsWaitedForByItsCaller) {
   const StandIn libraries;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
@@ -193,7 +194,8 @@ TEST(GpuFailureTest, AStreamThatCannotBeToldToWaitIsWaitedForByItsCaller) {
   }
 }
 
-// What failed on one rank for want of memory gives its input to the others first.
+// A request that failed on one rank for want of memory gives its input to the others
+// first.
 TEST(GpuFailureTest, AnInputIsGivenBeforeTheMemoryOfWhatFailedIsUsedAgain) {
   const StandIn libraries;
   for (const bool deferred : {false, true}) {
@@ -207,7 +209,7 @@ TEST(GpuFailureTest, AnInputIsGivenBeforeTheMemoryOfWhatFailedIsUsedAgain) {
       numbers[rank] = self.Submit(ask, {false, deferred && rank == 1});
       EXPECT_EQ(self.End(numbers[rank]).ok(), rank == 0);
     });
-    // Whatever could go first does.
+    // All work that could go first does.
     job.ForEach([&](GpuRank& self, int rank) {
       if (rank == 1)
         libraries->Synchronize(self.stream(), std::chrono::milliseconds(200));
@@ -230,7 +232,7 @@ TEST(GpuFailureTest, EachErrorOfCudaInTheEngineEndsTheJobOnAllRanks) {
       if (call.thread == "keras_hvd") functions.insert(call.function);
     }
   }
-  // Those that end things or say what others have met; the device is open already.
+  // Functions that end things or report others' errors; the device is open already.
   for (const char* const cannot :
        {"cuCtxPopCurrent", "cuMemFree", "cuMemFreeHost", "cuEventDestroy",
         "cuStreamDestroy", "cuDevicePrimaryCtxRelease"}) {
@@ -250,7 +252,7 @@ TEST(GpuFailureTest, EachErrorOfCudaInTheEngineEndsTheJobOnAllRanks) {
       std::vector<Status> ends(2);
       job.ForEach(
           [&](GpuRank& self, int rank) { ends[rank] = RunEachKind(&self, rank); });
-      // One that had ended before finds out with what comes next.
+      // A rank that had ended before finds out with its next request.
       const bool has_failed = job.state().Failed();
       failed += has_failed ? 1 : 0;
       job.ForEach([&](GpuRank& self, int rank) {
@@ -301,7 +303,7 @@ TEST(GpuFailureTest, WhatIsGivenUpFreesNoMemoryBeforeNcclIsAborted) {
   EXPECT_GE(FirstCall(calls, "ncclCommAbort"), 0);
 }
 
-// The engines' threads are inside of NCCL, which has no room for what they enqueue.
+// The engines' threads are inside NCCL, which has no room for their work.
 TEST(GpuFailureTest, ADeathIsHeardInsideOfACallIntoAFullQueue) {
   constexpr int kRoom = 2;
   const StandIn libraries;
@@ -343,8 +345,8 @@ TEST(GpuFailureTest, ADeathIsHeardInsideOfACallIntoAFullQueue) {
   }
 }
 
-// The GPU notices an abort seconds later, which nobody has to wait for who has nothing
-// there: neither a caller that drives nor others.
+// The GPU notices an abort seconds later. Nobody without work there has to wait for
+// that: neither a caller that drives nor others.
 TEST(GpuFailureTest, WhatHasNotBegunEndsBeforeASlowAbort) {
   constexpr std::chrono::seconds kLate(4);
   constexpr int kRoom = 2;

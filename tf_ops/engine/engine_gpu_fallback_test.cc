@@ -25,13 +25,13 @@ void HoldAll(const StandIn& libraries, int size, bool on) {
   for (int member = 0; member < size; ++member) libraries->HoldProgress(member, on);
 }
 
-// ---- How it fails
+// ---- Failures
 
 struct Failure {
   Injection injection;
   // All members wait for each other when it comes.
   bool in_the_midst = false;
-  int speaker = -1;      // who says so; -1: whoever comes to it first
+  int speaker = -1;      // the rank that says so; -1: the first that comes to it
   std::string function;  // and of what
 };
 
@@ -60,7 +60,7 @@ std::vector<Failure> Failures(const std::string& function, int size, int32_t cod
   return failures;
 }
 
-// Where a communicator is tried out. What the others have enqueued hangs.
+// Where a communicator is tried out. The others' enqueued work hangs.
 std::vector<Failure> FailuresOfTheFirstUse(int size, int32_t code) {
   std::vector<Failure> failures;
   for (const int member : {0, size - 1}) {
@@ -75,7 +75,7 @@ std::vector<Failure> FailuresOfTheFirstUse(int size, int32_t code) {
   return failures;
 }
 
-// Has a failure come while it is there.
+// Makes a failure come during its lifetime.
 class Failing {
  public:
   Failing(const StandIn& libraries, const Failure& failure, const std::string& function,
@@ -103,7 +103,7 @@ class Failing {
   std::thread thread_;
 };
 
-// ---- What comes of it
+// ---- Effects
 
 void ExpectSum(GpuRank* self, int32_t process_set, float own, float sum) {
   Buffer output;
@@ -381,7 +381,7 @@ TEST(GpuFallbackSetsTest, RanksWithDifferentVersionsSayWhoHasWhich) {
   EXPECT_TRUE(Contains(text, " on host0) has 2.23.4; all need the same: ")) << text;
 }
 
-// ---- Who waits
+// ---- Waits
 
 TEST(GpuFallbackWaitTest, ARankLeavesAnInitThatWouldNeverEnd) {
   const StandIn libraries;

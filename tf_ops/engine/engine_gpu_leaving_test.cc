@@ -1,5 +1,5 @@
-// The engine with tensors on GPUs where a rank leaves: nobody waits on its GPU for what
-// that rank never enqueues.
+// The engine with tensors on GPUs where a rank leaves: nobody waits on its GPU for work
+// that this rank never enqueues.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ int64_t Polls(const StandIn& libraries, int rank) {
   return polls;
 }
 
-// Of the job, because a rank has left without running what it had asked for last.
+// Expects the job to fail because a rank has left without running its last request.
 void ExpectFailure(GpuRank* other, int leaver) {
   const Status status = other->End(other->Submit(Sum("later", {1})));
   EXPECT_EQ(status.code, Code::kRankFailed);
@@ -57,8 +57,8 @@ void ExpectFailure(GpuRank* other, int leaver) {
   EXPECT_TRUE(Contains(status.message, "allreduce 'last'")) << status.message;
 }
 
-// It has asked for something that is decided while it waits for its GPU, on its way
-// out; or, which is as good, before that.
+// Its request is decided while it waits for its GPU, on its way out; or, which is as
+// good, before that.
 void LeaveWithoutRunningWhatWasDecided(int leaver, const Layout& layout) {
   const StandIn libraries;
   GpuJob job(libraries, layout, 1);
@@ -117,7 +117,7 @@ TEST(GpuLeavingTest, ARankThatLeavesBeforeItsRequestIsDecidedEndsTheJob) {
   ExpectFailure(&job[0], 1);
 }
 
-// What a rank asks for about a process set, and leaves before it has come to that.
+// A rank's request for a process set, before which it leaves.
 std::unique_ptr<Operation> CutShort(Kind kind, const std::vector<int>& members) {
   auto operation = std::make_unique<Operation>();
   Description description;
@@ -165,7 +165,7 @@ TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
   for (std::thread& each : add) each.join();
 }
 
-// What a set has run last is known after its end, too.
+// A set's last run is known after its end, too.
 TEST(GpuLeavingTest, ARankThatRunsNothingBeforeItsProcessSetEndsEndsTheJob) {
   const StandIn libraries;
   GpuJob job(libraries, Layout{{0, 1, 2}}, 1);
@@ -265,8 +265,8 @@ class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
     return leaves;
   }
 
-  // Its communicators, of one process set, of all ranks, and what controls both, are
-  // the last that it gives back before it tells that it leaves.
+  // The communicators of one process set and of all ranks, and their controls, are the
+  // last that it gives back before it tells that it leaves.
   void AwaitEndOfGpu(int leader) {
     EXPECT_TRUE(Eventually([&] {
       int64_t ended = 0;
@@ -301,7 +301,7 @@ class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
   int32_t without_leader_ = 0, with_leader_ = 0;
 };
 
-// What the other one does not run was decided before the leader leaves.
+// The request that the other one does not run was decided before the leader leaves.
 TEST_P(GpuLeaderLeavingTest, OneBelowThatDoesNotRunWhatWasDecidedEndsTheJob) {
   Hold(led_.leaver, In(without_leader_, Sum("held", {1})));
   const Ask last = In(without_leader_, Sum("last", {1}));
@@ -334,7 +334,7 @@ TEST_P(GpuLeaderLeavingTest, WhatIsDecidedWhileALeaderLeavesIsNotMissed) {
   ExpectFailureOfWaiter();
 }
 
-// Those who have run all that was decided keep no leader.
+// Ranks that have run all decisions keep no leader.
 TEST_P(GpuLeaderLeavingTest, ALeaderDoesNotWaitForOnesThatGoOn) {
   Buffer output;
   const Ask sum = In(without_leader_, Sum("w", {1}));

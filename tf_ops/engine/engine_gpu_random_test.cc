@@ -32,7 +32,7 @@ constexpr std::chrono::seconds kInTime(20);
 int Below(int end, Random* random) { return static_cast<int>((*random)() % end); }
 bool OneIn(int count, Random* random) { return Below(count, random) == 0; }
 
-// ---- What is done
+// ---- Scenarios
 
 // A collective of one process set.
 struct Step {
@@ -41,9 +41,9 @@ struct Step {
   bool on_cpu = false;
   int without_memory = -1;  // a rank that has none for its result
 };
-using Window = std::vector<Step>;  // what is under way together
+using Window = std::vector<Step>;  // steps under way together
 
-// What goes wrong, in some jobs.
+// The fault of some jobs.
 struct Trouble {
   enum class Kind { kNone, kInjection, kLeaving, kDeath };
   Kind kind = Kind::kNone;
@@ -126,7 +126,7 @@ Window RandomWindow(const Scenario& scenario, Random* random) {
   return window;
 }
 
-// What the engine calls, and what it calls in a caller's thread.
+// Functions that the engine calls, and those that it calls in a caller's thread.
 Injection RandomInjection(int size, Random* random) {
   static const std::vector<std::string> kNccl = {
       "ncclGetUniqueId",  "ncclCommInitRankConfig",
@@ -369,7 +369,7 @@ class RandomRank {
 
 // ---- All ranks
 
-// Those that give something back, which is left when they do not.
+// Functions that give something back, which is left when they fail.
 int LeaksOf(const Scenario& scenario) {
   if (scenario.trouble.kind != Trouble::Kind::kInjection) return 0;
   for (const char* const function :
@@ -393,7 +393,7 @@ bool SaysWhy(const Status& error, const Status& failure) {
 int RunScenario(const StandIn& libraries, const Scenario& scenario) {
   const std::string text = Describe(scenario);
   SCOPED_TRACE(text);
-  // What has no end says nothing else.
+  // A job without an end says nothing else.
   if (getenv(kSeeds) != nullptr) fprintf(stderr, "%s\n", text.c_str());
   GpuJob job(
       libraries, scenario.layout, scenario.seed,

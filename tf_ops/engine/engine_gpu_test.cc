@@ -315,7 +315,7 @@ TEST(GpuTest, RanksThatShareAGpuUseNcclWhereItAllowsThat) {
   unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
 
-// As at the end of a bucket of gradients, where it stands for what has to be alike.
+// As at the end of a bucket of gradients, where it stands for the common properties.
 TEST(GpuTest, AnEmptyTensorOfAnotherTypeKeepsNoGroupFromNccl) {
   const StandIn libraries;
   GpuJob job(libraries, 2, 1);

@@ -52,8 +52,8 @@ class DeviceBuffer {
   cuda::Pointer address_ = 0;
 };
 
-// What of CUDA a rank's callers call through the engine, by the name of their threads:
-// the test's own calls are never meant to fail.
+// Names the thread of a rank's caller, for its calls of CUDA through the engine: the
+// test's own calls are never meant to fail.
 class CallerThread {
  public:
   CallerThread() {
@@ -68,14 +68,14 @@ class CallerThread {
   char name_[16] = "";
 };
 
-// How a request is made.
+// The options of a request.
 struct GpuMode {
   bool in_place = false;
   bool deferred = false;  // the stream is told to wait later, by Await
   bool drives = false;    // the calling thread drives, if nobody else does
 };
 
-// One rank's own work on its GPU, and what it asks its engine for.
+// One rank's own work on its GPU, and its requests to its engine.
 class GpuRank {
  public:
   GpuRank(const stand_in::StandIn& libraries, Rank* rank, int number, int device)
@@ -129,7 +129,7 @@ class GpuRank {
     return request.status;
   }
 
-  // Has the stream wait for a deferred one that has ended well.
+  // Makes the stream wait for a deferred one that has ended well.
   void Await(size_t number) { EXPECT_EQ(TryToAwait(number).message, ""); }
   Status TryToAwait(size_t number) {
     Request& request = At(number);
@@ -145,7 +145,7 @@ class GpuRank {
     return status;
   }
 
-  // What has come of a request that has ended well, once the stream has come there.
+  // The output of a request that has ended well, once the stream has come there.
   const Buffer& Output(size_t number) {
     Synchronize();
     return At(number).read;
@@ -232,7 +232,7 @@ class GpuRank {
       if (!request->mode.in_place) {
         request->output = NewBuffer(input.size());
         output = request->output->data();
-        // What was in that memory before is still in use up to here.
+        // The memory's earlier content is in use up to here.
         Spoil(output, input.size());
       }
     }
@@ -254,7 +254,7 @@ class GpuRank {
     if (!request->ask.has_memory) return nullptr;
     const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
     request->output_bytes = sum * sizeof(int32_t);
-    // In a thread of its own: what the engine's threads call is the engine's.
+    // In a thread of its own: calls of the engine's threads are the engine's.
     std::thread([&] {
       pthread_setname_np(pthread_self(), "test");
       request->output = NewBuffer(request->output_bytes);
@@ -267,7 +267,7 @@ class GpuRank {
     // Often the engine's thread, which is this rank's too.
     libraries_->SetRank(number_);
     if (status.ok() && !request->mode.deferred) Use(request);
-    // Nobody reads what has failed, but its memory is used for something else.
+    // Nobody reads a failed result, but its memory is used for something else.
     if (!status.ok()) SpoilAll(request);
     request->ask.on_end();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -277,7 +277,7 @@ class GpuRank {
     changed_.notify_all();
   }
 
-  // What follows a collective on its stream: the result is read, and the memory used
+  // The work after a collective on its stream: reads the result, and uses the memory
   // for something else.
   void Use(Request* request) {
     const char* const from =
@@ -311,7 +311,7 @@ class GpuRank {
   std::deque<Request> requests_;
 };
 
-// What was called of the libraries.
+// The functions of the libraries that were called.
 inline std::set<std::string> FunctionsOf(const stand_in::StandIn& libraries) {
   std::set<std::string> functions;
   for (const stand_in::Call& call : libraries->Calls()) {
@@ -373,7 +373,7 @@ class GpuJob {
     for (const auto& rank : ranks_) rank->Leave();
   }
 
-  // What a call that is made to fail does not give back.
+  // Allows for objects that a call made to fail does not give back.
   void AllowLeaks(int count) { allowed_leaks_ = count; }
 
   // One rank's engine ends.

@@ -1,5 +1,5 @@
-// The timeline of batches on GPUs: its rows of what runs there, when that was, and that
-// it costs nothing without a timeline.
+// The timeline of batches on GPUs: its rows of their phases, its times, and that it
+// costs nothing without a timeline.
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -56,7 +56,7 @@ double EndOf(const std::string& span) {
 }
 
 // The clock may not get its reference while other programs have the cores: runs until
-// what is asked for has been recorded.
+// the span has been recorded.
 std::vector<std::string> RecordUntil(
     GpuJob* job, const std::string& span,
     const std::function<Ask(const std::string&)>& make) {
@@ -72,7 +72,7 @@ std::vector<std::string> RecordUntil(
   }
 }
 
-// What moves tensors on the GPUs.
+// The phase that moves tensors on the GPUs.
 std::string Moving(int size, const std::string& kind) {
   return size == 1 ? "COPY_ON_GPU" : "NCCL_" + kind;
 }
@@ -218,7 +218,7 @@ TEST_P(GpuTimelineTest, EachKindHasItsName) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GpuTimelineTest, testing::Values(1, 2));
 
-// ---- What it costs
+// ---- Costs
 
 TEST(GpuTimeline, NothingIsTimedWithoutIt) {
   const StandIn libraries;
@@ -263,7 +263,7 @@ TEST(GpuTimeline, TimedEventsAreUsedAgain) {
   EXPECT_LE(CountTimedEvents(libraries), 4 * 200 + 8);
 }
 
-// ---- What fails
+// ---- Failures
 
 TEST(GpuTimeline, AnAbortLeavesAValidFileAndNoEvent) {
   const StandIn libraries;

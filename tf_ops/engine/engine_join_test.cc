@@ -1,4 +1,4 @@
-// Ranks that have joined: what goes on without them, and what does not.
+// Ranks that have joined: collectives that go on without them, and those that do not.
 #include <gtest/gtest.h>
 
 #include <functional>

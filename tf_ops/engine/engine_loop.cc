@@ -15,7 +15,7 @@ namespace keras_hvd {
 namespace {
 
 // How long a caller spins for its turn to drive, if each rank has a core. A futex round
-// trip takes about as long; more would only take time from the training. The spin for a
+// trip takes about as long. More would only take time from the training. The spin for a
 // peer known to be ready is the same, unless tuned.
 constexpr std::chrono::microseconds kSpin(50);
 // With fewer cores than ranks: how often, and for how long, a rank yields before it
@@ -23,10 +23,10 @@ constexpr std::chrono::microseconds kSpin(50);
 // may keep a killed rank from being noticed.
 constexpr int kYields = 100;
 constexpr std::chrono::microseconds kLongestYields(1000);
-// How often it checks for what comes without a ring, after as many yields.
+// The time between checks for events that do not ring, after as many yields.
 constexpr std::chrono::microseconds kPause(50);
-// How long a rank sleeps that waits for something that rings for nobody: this part of
-// the time that it has waited, up to this.
+// A rank that waits for events that do not ring sleeps for this part of the time that
+// it has waited, up to this.
 constexpr int kNapPart = 16;
 constexpr std::chrono::microseconds kLongestNap(1000);
 // How long a rank that shuts down waits for the peers of a running batch.
@@ -113,7 +113,7 @@ void EngineLoop::DriveIfFree(const std::atomic<bool>& ended) {
 void EngineLoop::DriveSoon(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
-  // Only until the end: the driving thread may wait for what this thread does next.
+  // Only until the end: the driving thread may wait for this thread's next step.
   SpinUntil([&] { return ended.load() || driving.try_lock(); }, kSpin);
   callers_ -= 1;
   DriveOrRing(&driving, ended, false);
@@ -151,7 +151,7 @@ void EngineLoop::LeaveDriving() {
     work_.Poll();
     Announce(work_.Listening());
   }
-  // It does not wake for what it did not listen to when it fell asleep.
+  // It does not wake for news that it did not listen to when it fell asleep.
   const bool hears_all = (work_.Listening() & ~rests_listening_to_) == 0;
   // Ring after announcing: the engine's thread may have slept since before that.
   if (!hears_all || work_.PollHosts() || requests_.any_pending() ||
@@ -160,7 +160,7 @@ void EngineLoop::LeaveDriving() {
   }
 }
 
-// ---- Waiting inside of a collective
+// ---- Waiting inside a collective
 
 bool EngineLoop::Wait(const Ready& ready, int awaited) {
   return Await(ready, awaited, true);
@@ -199,8 +199,8 @@ bool EngineLoop::Await(const Ready& ready, int awaited, bool is_rung) {
   }
 }
 
-// For what rings for nobody. It yields for a moment, and then sleeps for a part of the
-// time that the wait has taken already.
+// For events that ring for nobody. It yields for a moment, and then sleeps for a part
+// of the time that the wait has taken already.
 void EngineLoop::Nap(const Ready& ready, Clock::time_point since) {
   const Clock::time_point now = Clock::now();
   if (now - since < kLongestYields) {
@@ -245,7 +245,7 @@ bool EngineLoop::Pause(int64_t times) {
   return true;
 }
 
-// ---- Waiting outside of a collective
+// ---- Waiting outside a collective
 
 // Spins if decisions come soon; see spin_policy.h.
 bool EngineLoop::SpinForNews() {
@@ -297,8 +297,7 @@ void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
 
 // ---- Both
 
-// What happens on a connection must wake it as well, if it is not seen before it
-// sleeps.
+// Events on a connection must wake it as well, unless it sees them before it sleeps.
 void EngineLoop::Announce(uint32_t listening) {
   bell_.Announce(listening);
   if (link_watch_ != nullptr) link_watch_->Arm();
@@ -330,8 +329,8 @@ bool EngineLoop::SpinUntil(const Ready& ready, Clock::duration spin) const {
   return ready();
 }
 
-// For a sleep that no ring has ended. Whoever published the news may have been delayed
-// before ringing, but must ring in the end.
+// For a sleep that no ring has ended. The rank that published the news may have been
+// delayed before ringing, but must ring in the end.
 void EngineLoop::CheckForLostWake(uint32_t listening, const Ready& has_news) {
   if (!has_news()) return;
   if (bell_.Sleep(Clock::now() + StallWatch::kInterval, listening)) return;

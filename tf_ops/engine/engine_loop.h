@@ -1,4 +1,5 @@
-// Who does an engine's work, and how it passes the time when there is none.
+// Determines the thread that does an engine's work, and passes the time when there is
+// none.
 //
 // One thread at a time drives an engine: the engine's own, or a caller that would
 // otherwise only wait, which saves two thread switches. Callers come first. The driving
@@ -39,11 +40,11 @@ class EngineLoop : private Waiter {
 
   // Each of these makes sure that a thread handles a request that was just submitted.
   //
-  // Wakes whoever must handle it.
+  // Wakes the engines that must handle it.
   void Ring();
   // The calling thread has other work too. It drives, if no other thread does, until
   // the request has ended, nothing is expected soon, or other requests are under way:
-  // what they wait for, and for how long, does not concern it.
+  // their waits do not concern it.
   void DriveIfFree(const std::atomic<bool>& ended);
   // The calling thread waits for the end. It drives until then, or until nothing is
   // expected soon, and waits a moment for its turn.
@@ -89,7 +90,7 @@ class EngineLoop : private Waiter {
   std::mutex driving_;
   Work work_;                                             // guarded by driving_
   Clock::time_point stop_at_ = Clock::time_point::max();  // guarded by driving_
-  // What its last sleep was for; guarded by driving_.
+  // The news that its last sleep listened to; guarded by driving_.
   uint32_t rests_listening_to_ = 0;
   bool was_idle_ = false;  // the last sleep ended without a ring; guarded by driving_
 

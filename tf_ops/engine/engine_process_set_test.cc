@@ -83,8 +83,8 @@ TEST(ProcessSetTest, OneThatIsHeldUpInTheMiddleHoldsUpNoOther) {
   EXPECT_EQ(job[0].counters().lost_wakes, 0);
 }
 
-// Rank 0 adds it while its engine's thread sleeps, which so far need not hear what
-// others submit. It has nothing to do afterwards.
+// Rank 0 adds it while its engine's thread sleeps, which so far need not hear the
+// others' submissions. It has nothing to do afterwards.
 TEST(ProcessSetTest, OneWithoutAnIdleRank0NeedsNothingOfIt) {
   Job job(3);
   ASSERT_TRUE(job[0].AwaitRest());
@@ -105,7 +105,7 @@ TEST(ProcessSetTest, OneWithoutAnIdleRank0NeedsNothingOfIt) {
                             job[2].Submit(In(id, Sum("x", {1})))};
   EXPECT_EQ(job[1].End(numbers[0]).message, "");
   EXPECT_EQ(job[2].End(numbers[1]).message, "");
-  // Not when whoever waits looks for stalls, and rings.
+  // Not when the waiting rank looks for stalls, and rings.
   EXPECT_LT(Clock::now() - begin, StallWatch::kInterval / 2);
 }
 

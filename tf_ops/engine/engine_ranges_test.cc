@@ -121,7 +121,7 @@ TEST_F(RangesTest, AreAroundWhatIsEnqueuedOnAGpuAndEndWhereThatFails) {
 TEST_F(RangesTest, ThereAreNoneWithoutAProfiler) {
   unsetenv("NVTX_INJECTION64_PATH");
   {
-    // What would be said of this library is not: nobody opens it.
+    // Nothing is said of this library: nobody opens it.
     CapturedErrors errors;
     Job job(1, Options("/none/libnvtx3interop.so.1"));
     ASSERT_EQ(job[0].Run(Sum("x", {1})).message, "");

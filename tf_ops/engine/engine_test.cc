@@ -1,5 +1,5 @@
-// What is asked for comes about, on engines of several ranks, whatever the order; the
-// other engine_..._test.cc are about what they are named for.
+// Requests come about on engines of several ranks, in any order. The names of the other
+// engine_..._test.cc say their subjects.
 #include <gtest/gtest.h>
 
 #include <algorithm>

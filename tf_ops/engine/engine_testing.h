@@ -57,7 +57,7 @@ std::vector<T> FromBytes(const Buffer& bytes) {
   return values;
 }
 
-// What to submit, without the engine's own fields.
+// A request to submit, without the engine's own fields.
 struct Ask {
   Description description;
   Buffer input;
@@ -98,7 +98,7 @@ inline Ask Meet(const std::string& name) {
   return ask;
 }
 
-// One rank: its engine, and all that it was asked for.
+// One rank: its engine, and all its requests.
 class Rank {
  public:
   Rank(const EngineOptions& options, const World& world)

@@ -1,5 +1,4 @@
-// How an engine waits: callers that drive meanwhile, stalls that are reported, and
-// rest.
+// An engine's waits: callers that drive meanwhile, stalls that are reported, and rest.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>

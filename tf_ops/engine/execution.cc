@@ -86,7 +86,7 @@ bool Execution::CarryOutRest() {
   return true;
 }
 
-// What is decided lies within the message. Returns false if the job has failed.
+// The decision refers to the message. Returns false if the job has failed.
 bool Execution::TakeNext(std::string* message, DecisionMessage* decision) {
   *message = std::move(to_do_.front());
   to_do_.pop_front();
@@ -175,7 +175,7 @@ void Execution::CarryOut(const RunMessage& run) {
   }
   const std::vector<int>& members =
       requests_.process_sets().MembersOf(run.tensors.front().process_set);
-  // Whoever goes on after an error does not leave because of it.
+  // A leader that goes on after an error does not leave because of it.
   for (auto& [leader, error] : errors_above_) {
     if (std::binary_search(members.begin(), members.end(), leader)) error.clear();
   }
@@ -216,7 +216,7 @@ void Execution::TakePartWithZeros(const Decision::Zeros& zeros) {
   zeros_[KeyOf(*zeros.description)] = std::move(operation);
 }
 
-// Takes what is to run. Ends the job if something is missing or does not belong there.
+// Takes the operations to run. Ends the job if one is missing or does not belong there.
 bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
   batch->reserve(keys.size());
   for (const TensorKey& key : keys) {
@@ -241,7 +241,7 @@ bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
   return true;
 }
 
-// What the rank has submitted under the name, or the zeros in its place.
+// The operation that the rank has submitted under the name, or zeros in its place.
 std::unique_ptr<Operation> Execution::Take(const TensorKey& key) {
   const auto zeros = zeros_.find(key);
   if (zeros == zeros_.end()) return requests_.Take(key);

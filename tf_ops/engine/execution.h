@@ -28,8 +28,8 @@
 
 namespace keras_hvd {
 
-// Learns what tuning depends on: changes of settings, and batches of allreduces that
-// have run. The settings affect nothing else, except spinning.
+// Learns of the events that tuning depends on: changes of settings, and batches of
+// allreduces that have run. The settings affect nothing else, except spinning.
 struct TuningObserver {
   std::function<void()> tuned;
   // `bytes`: of this rank's tensors.
@@ -55,8 +55,8 @@ class Execution {
   bool anything_to_do() const { return !to_do_.empty(); }
   // Carries out the next decision, which may wait for peers.
   void CarryOutNext();
-  // On a rank that takes part in nothing any more: carries out what was read, up to the
-  // first decision that needs it. Returns false if there is one.
+  // On a rank that takes part in nothing any more: carries out the decisions read, up
+  // to the first one that needs it. Returns false if there is one.
   bool CarryOutRest();
 
   // How many batches and new process sets, decided for any of the ranks, have been

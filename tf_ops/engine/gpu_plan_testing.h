@@ -23,7 +23,7 @@ inline std::vector<Plan> GpuPlans(int size, uint64_t seed, size_t count,
   return plans;
 }
 
-// Whether the member with an index got what it must.
+// Whether the member with an index got the right output.
 using Check = bool (*)(const Plan& plan, size_t index, const Buffer& output);
 
 // All under way together, by the member with this index; the CPU's results, bit for

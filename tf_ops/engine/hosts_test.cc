@@ -1,5 +1,4 @@
-// Engines on several hosts: the tree of leaders, and what becomes of ranks that leave,
-// join or die.
+// Engines on several hosts: the tree of leaders, and ranks that leave, join or die.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -48,8 +47,9 @@ class HostsJob {
     }
     for (std::thread& thread : threads) thread.join();
   }
-  // All have come to a barrier, and each out of it, before any goes on: who leaves ends
-  // the job once one needs it, also for those who are still in the barrier.
+  // All have come to a barrier, and each out of it, before any goes on: a rank that
+  // leaves ends the job once one needs it, also for ranks that are still in the
+  // barrier.
   void MeetAll() {
     ForEach([](Rank& self, int) {
       EXPECT_EQ(self.Run(Meet("all are there")).message, "");
@@ -227,8 +227,8 @@ TEST(CutOffTest, TheLeaderThatLeftIsNamed) {
   }
 }
 
-// A rank that is busy does not read what its leader passes on, and more is decided than
-// there is room for. Then rank 0 leaves.
+// A busy rank does not read its leader's messages, and more is decided than there is
+// room for. Then rank 0 leaves.
 TEST(BusyRankTest, DecisionsThatWaitForRoomComeBeforeADeparture) {
   const std::vector<float> values(2600, 1.0f);
   const auto submit = [&](Rank& self) {
@@ -254,7 +254,7 @@ TEST(BusyRankTest, DecisionsThatWaitForRoomComeBeforeADeparture) {
   const std::vector<size_t> of_leader = submit(job[1]);
   for (size_t number : submit(job[0])) EXPECT_EQ(job[0].End(number).message, "");
   job[0].Leave();
-  // What has come is read before a sleep.
+  // Messages that have come are read before a sleep.
   const int64_t sleeps = job[1].counters().sleeps;
   EXPECT_TRUE(Eventually([&] { return job[1].counters().sleeps > sleeps + 2; }));
   EXPECT_LT(job[1].ended(), of_leader.size());
@@ -397,11 +397,11 @@ TEST(IdleLeaderTest, ForwardsForSetsThatItIsNotInAndSleepsInBetween) {
     ASSERT_TRUE(idle.AwaitRest());
     const Clock::time_point begin = Clock::now();
     for (int round = 0; round < kRounds; ++round) {
-      // Within the messages, and over the connections of those who reduce them.
+      // Within the messages, and over the connections of the ranks that reduce them.
       const std::vector<float> own(round % 2 == 0 ? 3 : 5000, 1.0f + round);
       const int64_t sleeps = idle.counters().sleeps;
       const size_t below = job[last].Submit(In(id, Sum("sum", own)));
-      // It does not watch for what comes next, however soon that always comes.
+      // It does not watch for the next request, however soon that always comes.
       ASSERT_TRUE(Eventually([&] { return idle.counters().sleeps > sleeps; }));
       const size_t above = job[first].Submit(In(id, Sum("sum", own)));
       for (const auto& [rank, number] : {std::pair(first, above), {last, below}}) {
@@ -410,7 +410,7 @@ TEST(IdleLeaderTest, ForwardsForSetsThatItIsNotInAndSleepsInBetween) {
                   std::vector<float>(own.size(), 2 + 2.0f * round));
       }
     }
-    // It is woken at once, not when whoever waits looks for stalls.
+    // It is woken at once, not when the waiting rank looks for stalls.
     EXPECT_LT(Clock::now() - begin, kRounds * StallWatch::kInterval / 2);
   }
   EXPECT_EQ(idle.counters().batches, batches);
@@ -484,7 +484,7 @@ TEST(ProcessesTest, RandomCollectivesOfHostsThatShareNothing) {
   }
 }
 
-// Asks for what then fails, and says why it has.
+// Makes a request that fails, and returns the reason.
 std::string WhyFailed(Rank* self) {
   const Status end = self->Run(Meet("without one"));
   EXPECT_EQ(end.code, Code::kRankFailed);
@@ -510,7 +510,7 @@ void KillEachOnce(const Layout& layout) {
     for (int rank = 0; rank < layout.size(); ++rank) {
       EXPECT_EQ(ranks[rank].Reap(), rank == victim ? SIGKILL : 0);
     }
-    // Those whom the dead one kept together report together.
+    // Ranks that the dead one kept together report together.
     EXPECT_EQ(Count(errors.text(), "What each rank did last:"), 1u) << errors.text();
     EXPECT_EQ(Count(errors.text(), "did not answer"), 1u) << errors.text();
     EXPECT_TRUE(Contains(errors.text(), who + ": its host did not answer"));

@@ -19,8 +19,8 @@
 
 namespace keras_hvd {
 
-// Which rank is on which host, how many hosts a leader has below it, and whether what
-// they say is encrypted.
+// The host of each rank, the number of hosts below a leader, and whether their messages
+// are encrypted.
 struct Layout {
   std::vector<int> hosts;
   int fan_out = Topology::kFanOut;

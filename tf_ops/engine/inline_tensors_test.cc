@@ -1,5 +1,5 @@
-// Tensors that travel within messages: what the coordinator makes of them, and that
-// their results have the bits that the exchange of larger ones gives.
+// Tensors that travel within messages: their decisions, and that their results have the
+// bits that the exchange of larger ones gives.
 #include "tf_ops/operation/inline_tensors.h"
 
 #include <gmock/gmock.h>
@@ -107,7 +107,7 @@ TEST(GivenInputsTest, OfAMismatchAreForgotten) {
   EXPECT_THAT(decisions[0].given, IsEmpty());
 }
 
-// ---- What travels so
+// ---- Tensors that travel so
 
 TEST(TravelsInlineTest, WhatIsSmallAndReducedElementByElement) {
   const auto travels = [](const Description& description, size_t members = 2) {

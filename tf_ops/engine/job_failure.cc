@@ -9,7 +9,7 @@
 namespace keras_hvd {
 namespace {
 
-// What another rank's failure means for this one. Other failures explain themselves.
+// Advice for another rank's failure. Other failures explain themselves.
 std::string Advice(Code code) {
   if (code != Code::kRankFailed) return ". The job cannot go on";
   return ". The job cannot go on: see that rank's output for the reason, then start it "
@@ -27,7 +27,8 @@ Status ReasonOfEnd(const JobState& job) {
 void ReportFailureOnce(JobState* job) {
   // A crashing rank may not live to finish the report.
   if (job->has_departed()) return;
-  // Other hosts hear of it first: who gets the error here may end the process at once.
+  // Other hosts hear of it first: a caller that gets the error here may end the process
+  // at once.
   job->Poll();
   if (!job->ClaimFailureReport()) return;
   Log(job->rank(), LogLevel::kError,

@@ -6,14 +6,14 @@
 
 namespace keras_hvd {
 
-// Why a request ends on a rank that has left the job.
+// The reason why requests end on a rank that has left the job.
 inline constexpr char kShutDownHere[] = "keras_hvd was shut down on this rank";
 
-// Why requests end: the job has failed, with advice on what to do, or this rank has
-// left it.
+// The reason why requests end: the job has failed, with advice, or this rank has left
+// it.
 Status ReasonOfEnd(const JobState& job);
 
-// Logs the failure, and what each rank did last, unless another rank does or has.
+// Logs the failure, and each rank's last operations, unless another rank does or has.
 void ReportFailureOnce(JobState* job);
 
 }  // namespace keras_hvd

@@ -96,7 +96,7 @@ Status JobMember::Meet(std::shared_ptr<Segment>* segment) {
 }
 
 void JobMember::TellOthers(const Status& failure) {
-  // Those of this host hear it from their rendezvous.
+  // The ranks of this host hear it from their rendezvous.
   if (!world_.has_value()) return TellOtherHosts(failure);
   // They have met this rank, and count on it.
   world_->job->Fail(Code::kRankFailed, world_->job->Describe(options_.topology.rank()) +

@@ -1,5 +1,5 @@
 // This process as a rank of a job: entering and leaving it. A member makes the world,
-// which ends with it; process.h has what lasts as long as the process.
+// which ends with it. process.h has the parts that last as long as the process.
 #pragma once
 
 #include <memory>
@@ -41,7 +41,7 @@ class JobMember {
   Engine& engine() { return *engine_; }
   std::shared_ptr<CarriedBytes> carried() const { return world_->carried; }
   Status failure() const { return world_->job->Failure(); }
-  // Leaves the job. `how`: what those hear that still need this rank; "": the usual.
+  // Leaves the job. `how`: the words for ranks that still need this one; "": the usual.
   void Leave(const std::string& how);
 
  private:

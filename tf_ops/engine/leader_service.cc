@@ -46,7 +46,7 @@ bool LeaderService::Poll() {
   progressed |= PassUp();
   if (has_answer) job_->AnswerAbove();
   if (PassDown()) {
-    // What a process set has held is passed on when it is removed.
+    // The submissions held for a process set are passed on when it is removed.
     PassUp();
     progressed = true;
   }
@@ -94,7 +94,7 @@ bool LeaderService::PassDown() {
   return true;
 }
 
-// What merging depends on must be known before the ranks below act on it.
+// The merger must know of a decision before the ranks below act on it.
 Status LeaderService::Note(std::string_view decision) {
   const Status status = decoder_.Decode(decision, &decision_);
   if (const auto* agree = std::get_if<AgreeMessage>(&decision_)) {

@@ -1,6 +1,6 @@
-// The part of a host's leader that is not the coordinator: passes what the ranks of its
-// host and those below submit to the leader above, merged, and the decisions from there
-// to all of them.
+// The part of a host's leader that is not the coordinator: passes the submissions of
+// its host's ranks and those below to the leader above, merged, and the decisions from
+// there to all of them.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,21 @@ class LeaderService {
   // `cache_capacity`: how many descriptions travel as numbers.
   LeaderService(const World& world, size_t cache_capacity);
 
-  // Does what can be done without waiting. Returns true if there was anything.
+  // Does the work that can be done without waiting. Returns true if there was any.
   bool Poll();
   // Whether Poll has something to do: submissions to read, or anything else.
   bool HasSubmissions() const { return reader_.HasSubmissions(); }
   bool HasNews() const;
 
-  // Passes on what waits for others below; called from time to time, so that the
-  // coordinator can tell who waits for whom.
+  // Passes on the submissions that wait for others below. Called from time to time, so
+  // that the coordinator can tell who waits for whom.
   void PassOnOld();
   bool anything_waits() const { return merger_.anything_waits(); }
 
   // This rank leaves the job. From now on it passes nothing more down.
   void BeginToLeave();
-  // Ranks below that have not come to all that was passed down. Others may wait for
-  // them on their GPUs, and would not hear that one of them has left.
+  // Ranks below that have not carried out all decisions passed down. Others may wait
+  // for them on their GPUs, and would not hear that one of them has left.
   std::vector<int> NeededBy();
   // With this rank all ranks below leave, which reach nobody any more.
   void Leave();

@@ -1,5 +1,5 @@
 // Random collectives of all types through the C API, of all ranks and of process sets:
-// ranks are processes, and each asks for what all ask for in an order of its own, from
+// ranks are processes, and each makes the common requests in an order of its own, from
 // several threads.
 #include <gtest/gtest.h>
 
@@ -151,8 +151,8 @@ class Collective {
     }
   }
 
-  // What every rank can tell of every rank's tensors: small numbers, of which sums and
-  // products are exact in every type, or wrap around in the same way.
+  // A value of a rank's tensor, which every rank can tell: small numbers, of which sums
+  // and products are exact in every type, or wrap around in the same way.
   double Value(int rank, int tensor, int64_t place) const {
     uint64_t mixed =
         seed_ * 0x9e3779b97f4a7c15 + rank * 1000003 + tensor * 10007 + place;
@@ -304,7 +304,7 @@ class Collective {
     std::lock_guard<std::mutex> lock(self.mutex_);
     self.ended_ = true;
     self.error_ = message;
-    // Under the lock: who waits may take this away at once.
+    // Under the lock: the waiting thread may take this away at once.
     self.changed_.notify_one();
   }
 
@@ -355,7 +355,7 @@ std::string RunStep(uint64_t seed, int step, int rank,
   return wrong;
 }
 
-// Gives what went wrong on a rank, or "".
+// Returns the error of a rank, or "".
 std::string RunRank(int rank, int ranks, const std::string& job) {
   khvd_options options = keras_hvd::JobOptions(rank, ranks, job.c_str());
   options.exchange_bytes = 8 << 10;
@@ -385,7 +385,7 @@ std::string RunRank(int rank, int ranks, const std::string& job) {
     const std::string wrong = RunStep(ranks, step, rank, sets);
     if (!wrong.empty()) return wrong;
   }
-  // Rank 0 decides for all: it stays until others have done what they do without it.
+  // Rank 0 decides for all: it stays until the others are done without it.
   khvd_request last = {};
   last.struct_size = sizeof(last);
   last.name = "last";

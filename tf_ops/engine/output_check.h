@@ -16,8 +16,8 @@ using HashExchange = std::function<bool(const std::vector<uint64_t>& own,
                                         std::vector<std::vector<uint64_t>>* all)>;
 
 // Compares the members' results of operations that have just run. `*difference` names
-// the first tensor that differs and what each member has; it is the same on all
-// members, or "". Returns false if the job failed meanwhile.
+// the first tensor that differs and each member's hash. It is the same on all members,
+// or "". Returns false if the job failed meanwhile.
 bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
                     const std::vector<int>& members, const HashExchange& exchange,
                     std::string* difference);

@@ -32,7 +32,8 @@ HashExchange ExchangeBy(Communicator* communicator) {
   };
 }
 
-// What members 1, 3 and 4 of five ranks find, given the place that is `wrong` on 3.
+// The difference that members 1, 3 and 4 of five ranks find, given the place that is
+// `wrong` on 3.
 std::string Difference(const std::vector<int>& wrong) {
   const std::vector<int> members = {1, 3, 4};
   Ranks ranks(5);

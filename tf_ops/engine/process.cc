@@ -16,18 +16,18 @@ namespace {
 
 constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// What the handlers use, on whatever thread they run.
+// The handlers' data, on any thread.
 std::atomic<RankBlock*> g_block{nullptr};
 std::atomic<bool> g_forked{false};
 struct sigaction g_previous[NSIG];
 
 constexpr size_t kMostConnections = 8192;
 std::atomic<int> g_connections[kMostConnections];
-// Held by those who change these; the handlers only read them.
+// Held to change these; the handlers only read them.
 std::mutex g_changing;
 
-// Marks the rank dead before a core dump, which may take minutes. Then does what would
-// have happened without this handler.
+// Marks the rank dead before a core dump, which may take minutes. Then acts as if there
+// were no handler.
 void OnFatalSignal(int signal, siginfo_t* info, void* context) {
   RankBlock* block = g_block.exchange(nullptr);
   if (block != nullptr && !g_forked.load()) {

@@ -1,5 +1,4 @@
-// What lasts as long as this process, across all its worlds: its handlers for crashes
-// and forks.
+// This process' handlers for crashes and forks, which last across all its worlds.
 #pragma once
 
 #include <vector>

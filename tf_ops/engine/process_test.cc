@@ -1,5 +1,5 @@
-// What lasts as long as a process when its worlds overlap: an old one that somebody
-// still holds, and the next one.
+// A process whose worlds overlap: an old one that somebody still holds, and the next
+// one.
 #include "tf_ops/engine/process.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// For tests of the engine: random collectives, what each rank must get of them, and
+// For tests of the engine: random collectives, their right results on each rank, and
 // ranks that ask for them.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace keras_hvd {
 
-// A request of each member, and what each must get.
+// A request of each member, and its right result.
 struct Plan {
   std::vector<int> members;  // ranks, in their order
   std::vector<Ask> asks;
@@ -44,8 +44,8 @@ inline std::vector<int64_t> RandomSplits(int64_t rows, int size) {
   return splits;
 }
 
-// What each rank must get of a reducescatter of int32[rows, 3], at the front of memory
-// for all of it.
+// Makes each rank's right result of a reducescatter of int32[rows, 3], at the front of
+// memory for all of it.
 inline void KeepOwnRows(Plan* plan) {
   const int size = static_cast<int>(plan->asks.size());
   const int64_t row_bytes = 3 * sizeof(int32_t);
@@ -61,7 +61,7 @@ inline void KeepOwnRows(Plan* plan) {
   }
 }
 
-// What each rank must get of an alltoall of int32[rows].
+// Makes each rank's right result of an alltoall of int32[rows].
 inline void ExchangeRows(Plan* plan) {
   for (const Ask& ask : plan->asks) {
     auto from = ask.input.begin();
@@ -81,7 +81,7 @@ inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
   for (char& byte : *elements) byte = static_cast<char>((*random)() & 0xBF);
 }
 
-// Whose sums have the same bits in any order, whatever is rounded when.
+// Numbers whose sums have the same bits in any order, with any rounding.
 inline void FillWithSmallNumbers(DataType dtype, Buffer* elements,
                                  std::mt19937_64* random) {
   std::vector<double> numbers(elements->size() / Bytes(dtype));
@@ -163,8 +163,8 @@ inline Plan RandomPlan(int number, int size, std::mt19937_64* random,
   return plan;
 }
 
-// What has the same bits on one host and on several: all but narrow floats, which are
-// rounded as they leave a host.
+// A collective that has the same bits on one host and on several: none of narrow
+// floats, which are rounded as they leave a host.
 inline Plan PlanForHosts(int number, int size, std::mt19937_64* random) {
   while (true) {
     const Plan plan = RandomPlan(number, size, random, FillWithSmallNumbers);
@@ -181,8 +181,8 @@ inline bool IsRoundedByNccl(const Plan& plan) {
          plan.asks.size() == 3;
 }
 
-// Whether a member got what it must: of a reducescatter's memory only its own rows are
-// its result.
+// Whether a member got its right result: of a reducescatter's memory only its own rows
+// are its result.
 inline bool HasResult(const Plan& plan, size_t index, const Buffer& output) {
   const Description& description = plan.asks[index].description;
   const Buffer& expected = plan.expected[index];
@@ -195,8 +195,8 @@ inline bool HasResult(const Plan& plan, size_t index, const Buffer& output) {
          std::equal(output.begin(), output.begin() + own, expected.begin());
 }
 
-// Asks for what the rank is a member of, all under way together and in an order of its
-// own, and ends with the results, bit for bit.
+// Asks for the collectives that the rank is a member of, all under way together and in
+// an order of its own, and ends with the results, bit for bit.
 inline void RunAll(Rank* self, int rank, const std::vector<Plan>& plans,
                    unsigned seed = 0) {
   std::vector<std::pair<const Plan*, size_t>> own;  // and its request's number

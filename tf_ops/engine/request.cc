@@ -152,7 +152,7 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
   return CheckType(request, static_cast<DataType>(tensor.dtype), empty, reduction);
 }
 
-// What an alltoall of `rows` rows sends to each member.
+// Makes the splits of an alltoall of `rows` rows: how many go to each member.
 Status MakeSplits(const khvd_request& request, int64_t rows, int members,
                   std::vector<int64_t>* made) {
   if (members == 0) return Status::Ok();

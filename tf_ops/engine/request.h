@@ -13,7 +13,7 @@
 
 namespace keras_hvd {
 
-// This rank among the ranks that take part. `members` is 0 if it takes no part; the
+// This rank among the ranks that take part. `members` is 0 if it takes no part. The
 // engine then refuses the request in its own words.
 struct Membership {
   int index = 0;

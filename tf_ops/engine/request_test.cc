@@ -1,4 +1,4 @@
-// Requests of the C API as operations: what is made again of a name that is known.
+// Requests of the C API as operations: descriptions made anew for a known name.
 #include "tf_ops/engine/request.h"
 
 #include <gtest/gtest.h>

@@ -61,7 +61,7 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   return Status::Ok();
 }
 
-// Refuses what the peers must never wait for.
+// Refuses requests that the peers must never wait for.
 Status Requests::Check(const Description& description) const {
   KHVD_RETURN_IF_ERROR(process_sets_.Check(description));
   if (description.kind == Kind::kJoin && pending_.count(KeyOf(description)) != 0) {

@@ -39,7 +39,7 @@ class Requests {
 
   // The rest is for the driving thread.
 
-  // Submits what found no room earlier. Returns true if any of it has gone out.
+  // Sends the submissions that found no room earlier. Returns true if any has gone out.
   bool Flush() { return CanFlush() && FlushSubmissions(); }
   bool CanFlush() const { return submissions_->CanFlush(); }
 

@@ -40,7 +40,7 @@ void StallWatch::CheckAt(Clock::time_point now) {
     leader_service_->PassOnOld();
     return CheckSilentCoordinator();
   }
-  // Without a request of its own the leader may not have looked at what waits here.
+  // Without a request of its own the leader may not have read the submissions here.
   if (requests_.any_pending()) job_->RingLeader();
   CheckSilentLeader();
 }
@@ -86,7 +86,7 @@ void StallWatch::CheckStay(int awaited, Clock::time_point since) {
   });
 }
 
-// `text(seconds)`: what to say after the rank's name.
+// `text(seconds)`: the words after the rank's name.
 template <typename Text>
 void StallWatch::CheckWait(int awaited, Clock::time_point since, const Text& text) {
   const double waited = std::chrono::duration<double>(Clock::now() - since).count();
@@ -102,8 +102,9 @@ void StallWatch::CheckWait(int awaited, Clock::time_point since, const Text& tex
     return;
   }
   if (warning_seconds_ < 0 || waited < warning_seconds_) return;
-  // One warning per batch for all ranks; they agree on batch numbers. Disjoint sets may
-  // stall in different batches at the same time, so each rank also keeps its own note.
+  // One warning per batch for all ranks, which agree on batch numbers. Disjoint sets
+  // may stall in different batches at the same time, so each rank also keeps its own
+  // note.
   const uint64_t stalled = execution_.sequence() + 1;
   if (std::exchange(reported_, stalled) == stalled) return;
   if (!job_->ClaimStallReport(stalled)) return;

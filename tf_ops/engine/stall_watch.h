@@ -1,5 +1,5 @@
-// Watches for what takes too long: requests that wait for ranks, and ranks that do not
-// answer. Warns, and ends the job if that was requested.
+// Watches for requests that wait too long for ranks, and for ranks that do not answer.
+// Warns, and ends the job if that was requested.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ class StallWatch {
              CoordinatorService* coordinator_service, LeaderService* leader_service,
              const Execution* execution);
 
-  // Checks what waits if it is time.
+  // Checks the waiting requests if it is time.
   void Check() {
     const Clock::time_point now = Clock::now();
     if (now >= next_check_) CheckAt(now);

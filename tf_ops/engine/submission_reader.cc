@@ -94,7 +94,7 @@ void SubmissionReader::HandleMessages(LeaderBelow* from) {
   std::string_view message;
   while (from->channel->Next(&message)) {
     UpwardMessage decoded;
-    // What it says of times is how long they were ago then.
+    // Its times travel as ages at the moment of sending.
     const Status status =
         from->decoder.Decode(message, from->channel->SentAt(), &decoded);
     if (!status.ok()) return Refuse(from->rank, status);

@@ -1,5 +1,5 @@
-// What a leader hears: submissions and departures of the ranks of its host, and of the
-// ranks below it as the leaders of their hosts pass them on.
+// Reads a leader's input: submissions and departures of the ranks of its host, and of
+// the ranks below it as the leaders of their hosts pass them on.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,8 @@ namespace keras_hvd {
 
 class SubmissionReader {
  public:
-  // Receives what is read. A rank that leaves submits nothing more.
+  // Receives the submissions and departures read. A rank that leaves submits nothing
+  // more.
   struct Listener {
     std::function<void(MergedSubmission)> submit;
     std::function<void(const SubmissionRun&)> submit_run;  // from other hosts only
@@ -24,7 +25,7 @@ class SubmissionReader {
 
   SubmissionReader(const World& world, Listener listener);
 
-  // Reads what has come. Returns true if there was anything.
+  // Reads the messages that have come. Returns true if there were any.
   bool Read();
   // Whether Read would find submissions of the host's ranks.
   bool HasSubmissions() const;

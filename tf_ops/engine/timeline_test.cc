@@ -1,5 +1,5 @@
-// The timeline of engines that are threads over one segment, and of its own calls: what
-// is in the file, and what it costs nobody.
+// The timeline of engines that are threads over one segment, and of its own calls: the
+// content of the file, and no cost for others.
 #include "tf_ops/timeline/timeline.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ class Job {
   Engine& engine(int rank) { return *engines_[rank]; }
   Segment& segment() { return *segment_; }
 
-  // Has a rank submit a request of float32, and gives its end.
+  // Makes a rank submit a request of float32, and gives its end.
   std::future<Status> Submit(int rank, const std::string& name, int64_t elements,
                              Kind kind = Kind::kAllreduce) {
     auto description = std::make_shared<Description>();
@@ -266,7 +266,7 @@ TEST(Timeline, IsEndedByTheEngine) {
   EXPECT_EQ(text.substr(text.size() - 4), "}\n]\n");
 }
 
-// ---- What does not get through
+// ---- Records without room
 
 class TimelineCalls : public testing::Test {
  protected:
@@ -313,7 +313,7 @@ TEST_F(TimelineCalls, CountsWhatItHasNoRoomFor) {
   const size_t recorded = Named(events, "NEGOTIATE_ALLREDUCE").size();
   EXPECT_GT(recorded, 1000u);
   EXPECT_EQ(recorded + skipped, kBatches);
-  // What is in the file is there from its beginning to its end.
+  // Each batch in the file is there from its beginning to its end.
   EXPECT_EQ(Named(events, "SHARED_MEMORY_ALLREDUCE").size(), recorded);
   EXPECT_EQ(Named(events, "REDUCE").size(), recorded);
 }

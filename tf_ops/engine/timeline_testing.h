@@ -71,7 +71,7 @@ inline std::multiset<std::string> Phases(const std::vector<std::string>& events,
   return phases;
 }
 
-// Spans of a row lie inside of or behind each other.
+// Spans of a row lie inside or behind each other.
 inline void ExpectNested(const std::vector<std::string>& events) {
   std::map<double, std::vector<std::pair<double, double>>> rows;
   for (const std::string& event : events) {

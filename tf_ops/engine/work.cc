@@ -151,8 +151,8 @@ void Work::HandleFailure() {
   EndRequests();
 }
 
-// Those that have not begun to run: they use no memory that an abort would have to end
-// the use of. One rank reports for all, including what each rank did last.
+// Ends the requests that have not begun to run: the GPU does not use their memory, so
+// no abort must come first. One rank reports for all, with each rank's last operations.
 void Work::EndRequests() {
   ReportFailureOnce(job_.get());
   const Status reason = ReasonOfEnd(*job_);
@@ -176,7 +176,7 @@ bool Work::MustStay() {
   if (behind.empty()) return false;
   stall_watch_.CheckStay(behind.front(), leaves_since_);
   Poll();
-  // Those that wait in something for this rank only go on when it leaves.
+  // Ranks that wait for this one only go on when it leaves.
   return execution_.CarryOutRest();
 }
 

@@ -27,16 +27,16 @@ class Work {
        Waiter* waiter, Requests* requests, SpinPolicy* spin_policy, Timeline* timeline,
        EngineCounters* counters);
 
-  // Does all that can be done without waiting; a running collective may have to wait.
+  // Does all that can be done without waiting. A running collective may have to wait.
   // Returns true if there was anything.
   bool Poll();
   // Carries out a decision, or handles the job's failure. Returns false if there is
   // neither.
   bool RunNext();
 
-  // What wakes an engine outside a collective: kinds of rings, see doorbell.h.
+  // The kinds of rings that wake an engine outside a collective; see doorbell.h.
   uint32_t Listening() const;
-  // Whether Poll or RunNext would find something to do, among what `listening` covers.
+  // Whether Poll or RunNext would find something to do, among the news of `listening`.
   bool HasNews(uint32_t listening = Doorbell::kEverything);
   // Whether a decision was read but not carried out.
   bool HasDecision() const { return execution_.anything_to_do(); }
@@ -47,12 +47,12 @@ class Work {
             coordinator_service_->anything_waits()) ||
            (leader_service_ != nullptr && leader_service_->anything_waits());
   }
-  // Exchanges what is new with other hosts. Returns true if there was anything.
+  // Exchanges news with other hosts. Returns true if there was any.
   bool PollHosts();
-  // Whether the job has failed, and all that has not begun to run has ended.
+  // Whether the job has failed, and all requests that had not begun to run have ended.
   bool has_ended() const { return has_ended_; }
 
-  // Waits for what is still running, at the end of this rank's part in the job.
+  // Waits for the work still running, at the end of this rank's part in the job.
   void BeginToLeave();
   // Whether this rank still has to poll for those below it.
   bool MustStay();
@@ -78,7 +78,7 @@ class Work {
   Execution execution_;
   StallWatch stall_watch_;
   bool has_ended_ = false;
-  bool must_abort_ = false;  // then, what is under way on the GPU
+  bool must_abort_ = false;  // then, the work under way on the GPU
   bool leaves_ = false;
   Clock::time_point leaves_since_;
 };

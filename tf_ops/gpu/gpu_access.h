@@ -18,7 +18,7 @@ struct GpuLibraries {
   std::string nccl;
 };
 
-// What `libraries` offer, for people and programs; see khvd_gpu_support.
+// The features of `libraries`, for people and programs; see khvd_gpu_support.
 struct GpuSupport {
   int devices = 0;
   int nccl_version = 0;

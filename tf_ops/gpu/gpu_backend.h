@@ -1,5 +1,5 @@
-// How GPU tensors are moved and reduced among the members of a process set, apart from
-// NCCL: see nccl_backend.h.
+// The ways to move and reduce GPU tensors among the members of a process set, apart
+// from NCCL: see nccl_backend.h.
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@ class GpuBackend {
 
   // Whether it can run the operation with a result like the CPU's.
   virtual bool CanRun(const Operation& operation) const = 0;
-  // Runs these operations of the batch, all of which it can run, after what is on the
+  // Runs these operations of the batch, all of which it can run, after the work on the
   // collectives' stream, and leaves their results on that stream.
   virtual Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) = 0;
 };

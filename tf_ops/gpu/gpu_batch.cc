@@ -23,7 +23,7 @@ Status GpuBatch::TakeMemory(cuda::Memory::Space space, size_t bytes, char** memo
 Status GpuBatch::Allocate(Operation* operation, size_t tensor,
                           const std::vector<int64_t>& rows) {
   if (AllocateResult(operation, tensor, rows) != nullptr) {
-    // The memory is free once what is on the caller's stream has run.
+    // The memory is free once the work on the caller's stream has run.
     std::shared_ptr<const SharedEvent> free;
     const Status status = RecordOn(gpu, operation->stream_point->stream, &free);
     return status.ok() ? free->MakeWait(gpu->stream()) : status;

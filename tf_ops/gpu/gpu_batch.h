@@ -1,5 +1,5 @@
-// What one batch of GPU tensors needs until it is enqueued: the members' host memory
-// collectives, and temporary memory.
+// The resources of one batch of GPU tensors until it is enqueued: the members' host
+// memory collectives, and temporary memory.
 #pragma once
 
 #include <cstddef>

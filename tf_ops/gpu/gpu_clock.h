@@ -28,8 +28,8 @@ struct GpuReference {
 // Only one thread may use it at a time.
 class GpuClock {
  public:
-  // The reference for what is recorded from now on; null if the GPU has not answered.
-  // The first call makes one and gives the GPU a tenth of a second.
+  // The reference for recordings from now on; null if the GPU has not answered. The
+  // first call makes one and gives the GPU a tenth of a second.
   std::shared_ptr<const GpuReference> Reference(const std::shared_ptr<cuda::Gpu>& gpu);
   // Makes a new one if it is due. Takes a millisecond at most.
   void Renew(const std::shared_ptr<cuda::Gpu>& gpu);

@@ -8,7 +8,7 @@
 namespace keras_hvd {
 namespace {
 
-// What a float of up to a minute's milliseconds has no digits for.
+// The rounding of a float that holds up to a minute's milliseconds.
 constexpr int64_t kRounding = 4'000;
 
 class GpuClockTest : public testing::TestWithParam<uint64_t> {

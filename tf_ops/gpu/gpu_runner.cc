@@ -16,7 +16,7 @@
 namespace keras_hvd {
 namespace {
 
-// So many ends of work under way are looked for at a time, where many may be there:
+// This many ends of work under way are looked for at a time, where there may be many:
 // asking the driver takes microseconds.
 constexpr size_t kEndsTogether = 16;
 
@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kInterval(100);
 // How long a stream may take to drain after an abort.
 constexpr std::chrono::seconds kAbortPatience(1);
 
-// What is enqueued already has to be given up in any case.
+// Work enqueued already has to be given up in any case.
 template <typename Step>
 Status WithoutRaising(const Step& step) {
   try {
@@ -98,7 +98,7 @@ Status GpuRunner::Enqueue(GpuBatch* batch) {
 }
 
 // From one stream to another and back the GPU takes as long as for a small collective.
-// If the caller drives, and has its stream wait for the results, the batch can run on
+// If the caller drives, and makes its stream wait for the results, the batch can run on
 // that stream: nothing else can have come there since the request. Timelines and
 // comparisons are of the collectives' stream.
 cuda::Stream GpuRunner::StreamFor(const GpuBatch& batch) const {
@@ -196,7 +196,7 @@ Status GpuRunner::End(GpuBatch* batch) {
   return Status::Ok();
 }
 
-// The requests end, and their callers reuse the buffers. That must come after what is
+// The requests end, and their callers reuse the buffers. That must come after the work
 // already enqueued with them.
 void GpuRunner::GiveUp(GpuBatch* batch) {
   // The streams would wait for a member that has died.
@@ -274,7 +274,7 @@ bool GpuRunner::RemoveProcessSet(int32_t id) {
   return Succeeded(current.status()) && Succeeded(communicators_.Remove(id));
 }
 
-// ---- What is under way
+// ---- Work under way
 
 void GpuRunner::Check() {
   if (under_way_.empty() || Clock::now() < next_check_) return;
@@ -283,7 +283,7 @@ void GpuRunner::Check() {
   CheckUnderWay();
 }
 
-// Their order is the stream's, so what is before an end that has passed has ended too.
+// Their order is the stream's, so all work before an end that has passed has ended too.
 // Returns false after an error.
 bool GpuRunner::ForgetEnded(size_t together) {
   while (under_way_.size() >= together) {
@@ -369,7 +369,7 @@ bool GpuRunner::AwaitUnderWay() {
   return goes_on || Succeeded(GivenUp(), under_way_.front().title);
 }
 
-// What the GPU computes afterwards is garbage, which nobody may take for a result.
+// After this the GPU computes garbage, which nobody may take for a result.
 void GpuRunner::AbortCommunicators() {
   if (communicators_.any_open() && job_->Failed()) {
     before_abort_();
@@ -393,7 +393,7 @@ void GpuRunner::Abort() {
     sched_yield();
   }
   if (uses_memory) {
-    // Freeing memory waits for the GPU, which may hang; the process's end frees it.
+    // Freeing memory waits for the GPU, which may hang. The process's end frees it.
     for (UnderWay& each : under_way_) {
       for (cuda::Memory& memory : each.memory) memory.Abandon();
     }

@@ -1,9 +1,9 @@
-// Runs batches of tensors on GPUs: enqueues them after what callers have put on their
-// streams, without anybody waiting for the GPU.
+// Runs batches of tensors on GPUs: enqueues them after the callers' work on their
+// streams. Nobody waits for the GPU.
 //
-// NCCL moves and reduces the tensors; a rank alone copies its own. What NCCL does not
-// reduce as the CPU would goes through host memory; everything does if a member cannot
-// use NCCL.
+// NCCL moves and reduces the tensors. A rank alone copies its own. Reductions that NCCL
+// does not do as the CPU would go through host memory. Everything does if a member
+// cannot use NCCL.
 //
 // Enqueued work is checked until it has run: it may fail, or wait for a peer that has
 // died. Then the communicators are aborted, which lets the streams continue. Their
@@ -120,7 +120,7 @@ class GpuRunner {
   std::deque<UnderWay> under_way_;
   cuda::Stream last_stream_ = nullptr;  // where the last one of these is
   Clock::time_point next_check_;
-  std::string waits_for_;  // what the current wait is for
+  std::string waits_for_;  // the title of the current wait
   std::vector<int> waits_for_members_;
   Clock::time_point waiting_since_;  // when it began
   std::string warned_of_;

@@ -23,8 +23,8 @@ class GpuTimes {
   GpuTimes(const GpuTimes&) = delete;
   GpuTimes& operator=(const GpuTimes&) = delete;
 
-  // The phase is what is put on the collectives' stream between Begin and End; or, for
-  // a host phase, what the host does.
+  // A phase is the work put on the collectives' stream between Begin and End; a host
+  // phase is the host's work.
   void Begin(GpuPhase phase);
   void End();
 

@@ -12,7 +12,7 @@ namespace keras_hvd {
 
 class NcclBackend final : public GpuBackend {
  public:
-  // `capabilities`: what all members have. `members`: how many there are.
+  // `capabilities`: those that all members have. `members`: their number.
   NcclBackend(std::unique_ptr<nccl::Communicator> communicator, int members,
               const nccl::Capabilities& capabilities);
 

@@ -31,7 +31,7 @@ Status UseOnce(nccl::Communicator* communicator, void* number) {
   return nccl::Allreduce(sum, communicator);
 }
 
-// What the members of a set tell each other.
+// The values that the members of a set tell each other.
 struct Member {
   int64_t version;  // of NCCL; 0: cannot use it
   int64_t may_share;
@@ -188,9 +188,9 @@ Status NcclCommunicators::OpenLibrary() {
   return access_->OpenNccl(&library_);
 }
 
-// The first member of the first set with a reason warns for all; if sets meet at the
-// same time, one on each host may. What others met is logged for those who want every
-// detail.
+// The first member of the first set with a reason warns for all. If sets meet at the
+// same time, one on each host may. The others' reasons are logged for users who want
+// every detail.
 void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
   const bool first = !another_warns_ && job_->ClaimGpuWarning();
@@ -274,7 +274,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   return Status::Ok();
 }
 
-// Applies from now on; sets that have a communicator keep it.
+// Applies from now on. Sets that have a communicator keep it.
 void NcclCommunicators::DoWithoutNccl(const std::string& reason, bool says_so) {
   failure_ = "a communicator could not be made before";
   another_warns_ |= !says_so;

@@ -1,5 +1,5 @@
-// How the members of each process set move GPU tensors: over an NCCL communicator, or
-// through host memory if one of them cannot use NCCL.
+// The way in which the members of each process set move GPU tensors: over an NCCL
+// communicator, or through host memory if one of them cannot use NCCL.
 //
 // A set gets its communicator when its first batch of such tensors runs. A set added
 // later gets a split of the communicator of all ranks. All members see the same batches
@@ -29,8 +29,8 @@ namespace keras_hvd {
 
 class NcclCommunicators {
  public:
-  // `give_up`: ends the job before it aborts what the communicators do. `say_stuck`:
-  // the abort has not helped.
+  // `give_up`: ends the job before it aborts the communicators' work. `say_stuck`: the
+  // abort has not helped.
   NcclCommunicators(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
                     nccl::KeepWaiting keep_waiting, nccl::GiveUp give_up,
                     nccl::SayStuck say_stuck);
@@ -47,8 +47,9 @@ class NcclCommunicators {
   // Whether there is a communicator.
   bool any_open() const;
 
-  // All ranks add or remove a set. `all`: a batch of all ranks, without operations.
-  // What cannot be removed stays, to be aborted: that ends other sets' work too.
+  // All ranks add or remove a set. `all`: a batch of all ranks, without operations. A
+  // communicator that cannot be removed stays, to be aborted: that ends other sets'
+  // work too.
   Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
   Status Remove(int32_t process_set);
 
@@ -56,7 +57,7 @@ class NcclCommunicators {
   Status AsyncError() const;
   // Releases the communicators, as the other members do.
   Status Finalize();
-  // The same at once, ending what the communicators do.
+  // The same at once, ending the communicators' work.
   void Abort();
 
  private:

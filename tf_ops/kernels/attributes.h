@@ -12,7 +12,7 @@
 
 namespace keras_hvd {
 
-// How elements are combined.
+// The way to combine elements.
 struct Reduction {
   int32_t op = KHVD_AVERAGE;  // khvd_reduce_op
   double prescale = 1;
@@ -34,8 +34,8 @@ struct Bucket {
   std::string labels;  // see khvd_request
 };
 
-// An error if a tensor has no first dimension: `does` says of a collective what it
-// does along that.
+// An error if a tensor has no first dimension. `does`: the collective's action on
+// tensors.
 absl::Status RequireRows(int dimensions, std::string_view does);
 absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);
 absl::Status ReadProcessSet(tensorflow::OpKernelConstruction* ctx, int32_t* set);

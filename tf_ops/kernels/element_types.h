@@ -1,4 +1,4 @@
-// The engine's element types, and what TensorFlow and XLA call them.
+// The engine's element types, and their names in TensorFlow and XLA.
 #pragma once
 
 // clang-format off

@@ -68,7 +68,7 @@ class JobValueKernel : public tensorflow::OpKernel {
   JobValue which_;
 };
 
-// In which way a number is another one in this job; empty if it is the same.
+// The reason why a number is another one in this job; empty if it is the same.
 std::string WhyOther(const FixedValue& fixed) {
   if (khvd_is_initialized() == 0) return "";
   const JobValue& which = fixed.which;

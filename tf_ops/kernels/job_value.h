@@ -1,5 +1,5 @@
-// A number of this process's job, as an op's value, and the check that it is still what
-// a trace or a compiled program took it for.
+// A number of this process's job, as an op's value, and the check that it is still the
+// one that a trace or a compiled program has taken.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class OpKernelConstruction;
 
 namespace keras_hvd {
 
-// What KerasHvdJobValue returns.
+// The number that KerasHvdJobValue returns.
 struct JobValue {
   std::string quantity;
   int32_t process_set = 0;
@@ -36,8 +36,8 @@ absl::Status ReadFixedValue(tensorflow::OpKernelConstruction* ctx, FixedValue* v
 // This process' place in its job: "rank 0 of 2".
 std::string PlaceInJob();
 
-// Returns an error, which says what to do, if the job is one in which the value is
-// another. Outside of a job there is nobody to disagree with. `op` begins the error.
+// Returns an error, with advice, if the value is another one in this job. Outside a job
+// there is nobody to disagree with. `op` begins the error.
 absl::Status RequireSame(std::string_view op, const FixedValue& fixed);
 
 }  // namespace keras_hvd

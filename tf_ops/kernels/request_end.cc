@@ -16,7 +16,7 @@ std::function<void()> RequestEnd::Set(int code, std::string message) {
   code_ = code;
   message_ = std::move(message);
   is_known_.store(true);
-  // Under the lock: who waits may delete this as soon as it can.
+  // Under the lock: the waiting thread may delete this as soon as it can.
   known_.notify_all();
   return std::move(then_);
 }

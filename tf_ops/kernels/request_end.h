@@ -26,11 +26,11 @@ class RequestEnd {
   // collective ends on the GPU, if it is on one.
   void AddTo(khvd_request* request);
 
-  // Takes the engine's result. Returns the waiting function, if any, for the caller to
-  // have called on a thread that may take long. Otherwise this may be gone by now.
+  // Takes the engine's result. Returns the waiting function, if any, which the caller
+  // makes a thread call that may take long. Otherwise this may be gone by now.
   [[nodiscard]] std::function<void()> Set(int code, std::string message);
 
-  // Calls `then` at once if the end is known, or else has Set return it. Only one
+  // Calls `then` at once if the end is known, or else makes Set return it. Only one
   // function may wait.
   void WhenKnown(std::function<void()> then);
   // Does the engine's work until the end is known, or is not expected soon. Returns
@@ -60,8 +60,8 @@ class RequestEnd {
   std::string message_;
 };
 
-// Deletes what has the end() of a submitted request. If the request is under way, the
-// engine uses it until then.
+// Deletes the owner of the end() of a submitted request. If the request is under way,
+// the engine uses it until then.
 struct DeleteOnceEnded {
   template <typename Owner>
   void operator()(Owner* owner) const {

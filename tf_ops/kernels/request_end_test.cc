@@ -19,10 +19,10 @@ namespace {
 
 using stand_in::Caller;
 
-// What stays of the calls of this process.
+// The traces of this process' calls.
 struct Seen {
   std::thread::id thread;             // of the last end
-  std::function<void()> for_another;  // what the last end left to another thread
+  std::function<void()> for_another;  // left to another thread by the last end
   std::atomic<int> ends{0}, deleted{0};
 } seen;
 
@@ -96,7 +96,7 @@ TEST(RequestEndTest, WhoWaitsDrivesAndNeedsNoOtherThread) {
       call->end().Await();
       CHECK_HERE(call->end().code() == KHVD_OK);
       CHECK_HERE(caller.Read() == i * 0.5f);
-      // Who has ended it goes on for a moment.
+      // The thread that has ended it goes on for a moment.
       while (seen.ends <= i) std::this_thread::yield();
       CHECK_HERE(!seen.for_another && seen.deleted == i);
       if (seen.thread == std::this_thread::get_id()) driven += 1;

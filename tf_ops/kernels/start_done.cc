@@ -220,8 +220,9 @@ class DoneKernel : public tensorflow::AsyncOpKernel {
                         done);
       all->push_back(handle->started);
     }
-    // All starts have been submitted, so nothing is left to do beside this. What does
-    // not end soon continues on another thread: no thread of TensorFlow's may block.
+    // All starts have been submitted, so nothing is left to do beside this. A wait that
+    // does not end soon continues on another thread: no thread of TensorFlow's may
+    // block.
     for (const std::shared_ptr<Started>& each : *all) {
       if (!each->end().Drive()) break;
     }

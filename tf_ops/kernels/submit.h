@@ -1,4 +1,4 @@
-// What the collective kernels share: common attributes, and submission of requests to
+// The common parts of the collective kernels: attributes, and submission of requests to
 // the engine while TensorFlow keeps their buffers alive.
 #pragma once
 
@@ -74,9 +74,8 @@ void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request);
 
 // One run of a kernel, from ComputeAsync to TensorFlow's continuation.
 //
-// On a GPU, the continuation comes when the collective is enqueued. What it puts on the
-// kernel's stream runs after the collective, and so does whatever gets the buffers
-// next.
+// On a GPU, the continuation comes when the collective is enqueued. Its work on the
+// kernel's stream runs after the collective, and so does the buffers' next user.
 //
 // Cancellation is deliberately ignored: a submitted request concerns the peers too. It
 // ends when they have submitted theirs, or with an error when one of them has died.

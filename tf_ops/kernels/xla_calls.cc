@@ -5,7 +5,7 @@
 // announces the end, and frees the buffers. So XLA learns of an error only once the
 // engine has released everything that XLA could free: every request of a compiled
 // program that was under way when the error came, since loops and branches of one
-// program cannot be told from other programs. What the program starts after that is not
+// program cannot be told from other programs. Later starts of the program are not
 // submitted. (An error in another library's custom call in the same program gives no
 // such chance.)
 #include "tf_ops/kernels/xla_calls.h"

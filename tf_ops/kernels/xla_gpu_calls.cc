@@ -1,7 +1,7 @@
 // The custom calls of compiled programs on a GPU; see xla_calls.h.
 //
 // XLA calls them from one thread, in program order, while the GPU is still busy with
-// earlier work. *Start* hands the request over, after what is on the stream. *Done*
+// earlier work. *Start* hands the request over, after the work on the stream. *Done*
 // does the engine's work, and then blocks the thread, until the collective is enqueued,
 // which takes until the last rank has started it. It then makes the stream wait for the
 // collective.
@@ -107,7 +107,7 @@ struct GpuCall {
 using OwnedCall = std::unique_ptr<GpuCall, DeleteOnceEnded>;
 
 // The requests of the program that a thread runs, by number. A program that failed
-// elsewhere may leave requests here; the next one with the same number discards them.
+// elsewhere may leave requests here. The next one with the same number discards them.
 using Program = std::unordered_map<int64_t, OwnedCall>;
 thread_local Program program;
 
@@ -145,7 +145,7 @@ absl::Status ReadSplits(ffi::RemainingArgs tensors, Stream* stream,
   return status.ok() ? stream->BlockHostUntilDone() : status;
 }
 
-// Writes how much came from each rank, for what runs next on the stream.
+// Writes the number of rows from each rank, for later work on the stream.
 absl::Status WriteReceivedSplits(const GpuCall& call, Stream* stream) {
   const uint64_t bytes = call.received_splits.size() * sizeof(int64_t);
   if (bytes == 0) return absl::OkStatus();

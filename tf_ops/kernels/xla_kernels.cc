@@ -1,4 +1,4 @@
-// The collective ops in programs compiled by XLA, and what each becomes there.
+// The collective ops in programs compiled by XLA.
 //
 // All are in one file because the compiler's headers take half a minute. An op becomes
 // the two custom calls of xla_calls.h. This file decides where they stand among the
@@ -103,7 +103,7 @@ absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
 }
 
 // The same values as lists, which have only one layout. If a value needs another
-// layout, XLA gives each user its own copy and expects a later pass to merge them; but
+// layout, XLA gives each user its own copy and expects a later pass to merge them. But
 // start and done must get the same memory.
 Values Flat(const Values& inputs) {
   Values flat;
@@ -149,7 +149,7 @@ std::string Attributes(const Request& request) {
       ", value = ", request.value, " : i32, place = ", InQuotes(request.place), "}");
 }
 
-// Which results are written into the memory of which operands.
+// Pairs of a result and the operand whose memory it is written into.
 using Aliases =
     std::vector<std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>>;
 
@@ -201,7 +201,7 @@ struct Started {
   Values inputs;   // must live until its done
 };
 
-// What the kernels share.
+// The common part of the kernels.
 class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
  public:
   explicit CollectiveXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
@@ -282,8 +282,8 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
   return Call(ctx, kDoneTarget, operands, shapes, which, aliases);
 }
 
-// Makes the program fail in a job in which a number is not what it was compiled for.
-// What is compiled after this also starts after it.
+// Makes the program fail in a job in which a number differs from the one it was
+// compiled for. Collectives compiled after this also start after it.
 absl::Status EmitCheck(XlaOpKernelContext* ctx, const FixedValue& fixed) {
   Request request = {};
   request.kind = kCheck;
@@ -495,7 +495,7 @@ class BarrierXlaKernel : public CollectiveXlaKernel {
     const absl::StatusOr<Started> started =
         Start(ctx, NewRequest(KHVD_BARRIER), {}, {});
     OP_REQUIRES_OK(ctx, started.status());
-    // Whatever is compiled after it, such as the next barrier, also starts after it.
+    // A collective compiled after it, such as the next barrier, also starts after it.
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
     OP_REQUIRES_OK(ctx, chain.status());
     (*chain)->last = Done(ctx, *started)[0];

@@ -1,4 +1,4 @@
-// Whether NCCL is what abi.h declares, where its header is found.
+// Whether abi.h declares NCCL as it is, where its header is found.
 #include "tf_ops/nccl/abi.h"
 
 #include <gtest/gtest.h>

@@ -3,10 +3,10 @@
 // NCCL's calls block: a nonblocking communicator would start a thread for every group.
 // Most return within microseconds, but one may wait for a member that has died: for its
 // connection, or for room in a queue that the GPU no longer empties. The thread inside
-// then cannot hear of it. So when a call takes long, the watch's thread does what the
-// caller would do while it waits, with the caller's state, until the call returns or
-// there is nothing to wait for any more. Then it aborts, which makes NCCL return. If it
-// does not, that is said.
+// then cannot hear of it. So when a call takes long, the watch's thread waits in the
+// caller's way, with the caller's state, until the call returns or there is nothing to
+// wait for any more. Then it aborts, which makes NCCL return. If NCCL does not, the
+// watch says so.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace keras_hvd::nccl {
 // Returning false ends the wait.
 using KeepWaiting = std::function<bool(int64_t polls)>;
 using AbortCall = std::function<void()>;
-// Must call `abort`, after whatever has to come before.
+// Must call `abort`, after all that has to come before.
 using GiveUp = std::function<void(const AbortCall& abort)>;
 // Called once for a call that its abort has not ended: its thread is lost.
 using SayStuck = std::function<void()>;
@@ -50,10 +50,10 @@ class CallWatch {
   // For waits of the caller itself.
   bool KeepsWaiting(int64_t polls) const { return keep_waiting_(polls); }
 
-  // Makes a call, which `abort` ends. Returns false if it was ended so: then nothing
-  // can be said of what it did. One thread at a time, and not from within a call.
-  // Raises std::system_error without room for the watch's thread, and what `call`
-  // raises.
+  // Makes a call, which `abort` ends. Returns false if it was ended so. Its effect is
+  // then unknown. One thread at a time, and not from within a call. Raises
+  // std::system_error without room for the watch's thread, and the exceptions of
+  // `call`.
   template <typename Call>
   bool Run(const AbortCall& abort, const Call& call) {
     Enter(abort);
@@ -80,14 +80,14 @@ class CallWatch {
   const std::chrono::microseconds patience_;
   const std::chrono::microseconds abort_patience_;
 
-  // Odd within a call. It is the only thing that a call which returns soon changes.
+  // Odd within a call. A call that returns soon changes nothing else.
   std::atomic<uint64_t> calls_{0};
   std::atomic<bool> resting_{false};      // the thread sleeps until it is notified
   std::atomic<bool> taking_over_{false};  // Leave must wait for it
   const AbortCall* abort_ = nullptr;      // the current call's
   bool given_up_ = false;                 // the current call; guarded by mutex_
-  // When the last call was that was given up, until it is said that it is stuck; the
-  // thread's own.
+  // The time of the last call that was given up, until it is said to be stuck. Only the
+  // thread uses it.
   std::optional<std::chrono::steady_clock::time_point> given_up_at_;
   std::mutex mutex_;  // held while the thread acts for a caller
   std::condition_variable changed_;

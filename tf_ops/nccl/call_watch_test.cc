@@ -144,8 +144,8 @@ TEST(CallWatchTest, ACallThatRaisesIsOver) {
   }
 }
 
-// Calls as long as its patience, and pauses: whoever comes second must not use what the
-// first one does.
+// Calls as long as its patience, and pauses: the thread that comes second must not use
+// the state while the first one does.
 TEST(CallWatchTest, HandsTheCallersStateOverAndBack) {
   int64_t state = 0;
   int acted = 0;

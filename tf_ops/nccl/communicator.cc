@@ -184,7 +184,7 @@ Status Communicator::Finalize() {
 
 void Communicator::Abort() {
   AbortOwn();
-  // What is unfinished may not be there before its control has ended.
+  // An unfinished part may be released only after its control has ended.
   if (is_whole_) {
     control_->Abort();
     AbortOwn();

@@ -2,9 +2,9 @@
 //
 // Its calls block, and a CallWatch ends those that would never return: it aborts the
 // communicator's `Control`. That is a second communicator of the same members, which
-// only exists for this: what is split from it shares the flag that ends all waits of
-// NCCL, on the host and on the GPU. To abort the communicator itself while a thread is
-// inside of it would free what that thread uses.
+// only exists for this: communicators split from it share the flag that ends all waits
+// of NCCL, on the host and on the GPU. Aborting the communicator itself would free
+// memory that a thread inside it uses.
 //
 // The control is nonblocking, so it is made, split and released by polling. After a
 // call was given up, and after any error, only Abort is possible.

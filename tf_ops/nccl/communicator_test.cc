@@ -50,7 +50,7 @@ TEST_P(CommunicatorTest, MembersHaveTheirPlaces) {
       EXPECT_EQ(rank->communicator->AsyncError().message, "");
     });
     EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 0);
-    // Of the communicator, and of what controls it.
+    // Of the communicator, and of its control.
     EXPECT_EQ(libraries.CountCalls("ncclCommFinalize"), 2 * GetParam());
   }
 }
@@ -519,7 +519,7 @@ TEST(CommunicatorErrorTest, AnIdOrAnEndThatFailsIsSaid) {
     EXPECT_EQ(status.message.rfind("NCCL failed in ncclCommDestroy: ", 0), 0u);
     rank.communicator.reset();
   }
-  // It is lost: what has failed half-way must not be called again. Its control is
+  // It is lost: a call that has failed half-way must not be made again. Its control is
   // aborted.
   EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 1);
   EXPECT_EQ(libraries.control()->CountLeaks().communicators, 1);

@@ -53,7 +53,7 @@ Status Library::Open(const std::string& path, std::shared_ptr<const Library>* li
       path.empty() ? kName : path, Missing(path), "ncclGetVersion", &found));
   std::shared_ptr<Library> opened(new Library());
   Functions& functions = opened->functions_;
-  // An old library lacks functions; its version is the better thing to report.
+  // An old library lacks functions. Its version is the better thing to report.
   KHVD_RETURN_IF_ERROR(found.Find("ncclGetVersion", &functions.version));
   const Result result = functions.version(&opened->version_);
   if (result != Result::kSuccess) {

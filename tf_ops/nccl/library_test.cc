@@ -1,4 +1,4 @@
-// NCCL as it is opened, and what is said where it cannot be used.
+// NCCL as it is opened, and the errors where it cannot be used.
 #include "tf_ops/nccl/library.h"
 
 #include <gtest/gtest.h>

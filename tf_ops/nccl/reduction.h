@@ -12,7 +12,7 @@ namespace keras_hvd::nccl {
 
 Type TypeOf(DataType dtype);
 
-// What all members of a communicator have: the minimum over them.
+// The capabilities that all members of a communicator have: the minimum over them.
 struct Capabilities {
   int version = kOldestVersion;  // of NCCL
   int compute_capability = 0;    // of the GPUs; 90 for 9.0

@@ -1,4 +1,4 @@
-// Which reductions are NCCL's.
+// The reductions that are NCCL's.
 #include "tf_ops/nccl/reduction.h"
 
 #include <limits>
@@ -55,7 +55,7 @@ TEST(ReductionTest, OnlySumsHaveScales) {
   }
 }
 
-// What we say that NCCL takes, the library takes, and the other way round.
+// The library takes the sums that we say NCCL takes, and the other way round.
 void ExpectSums(const Capabilities& capabilities, Rank* rank) {
   Communicator* const communicator = rank->communicator.get();
   EXPECT_EQ(rank->gpu->compute_capability(), capabilities.compute_capability);
@@ -118,7 +118,7 @@ TEST(ReductionTest, ScalesOf16BitsAreExact) {
   for (DataType dtype : {DataType::kFloat16, DataType::kBfloat16}) {
     EXPECT_TRUE(Has({ReduceOp::kSum, 0.125, 1}, dtype, 3));
     EXPECT_FALSE(Has({ReduceOp::kSum, 0.1, 1}, dtype, 3));
-    // The scale of all is what counts: 0.5 / 4, and 0.5 / 3.
+    // The scale of all counts: 0.5 / 4, and 0.5 / 3.
     EXPECT_TRUE(Has({ReduceOp::kAverage, 0.5, 1}, dtype, 4));
     EXPECT_FALSE(Has({ReduceOp::kAverage, 0.5, 1}, dtype, 3));
     EXPECT_TRUE(Has({ReduceOp::kAverage, 1.5, 2}, dtype, 3));

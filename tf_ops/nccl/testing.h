@@ -34,10 +34,10 @@ inline bool KeepWaitingForEver(int64_t) {
 // Each rank has one of them.
 inline constexpr int kDevices = 8;
 
-// What the libraries have, for all types.
+// The libraries' capabilities, for all types.
 inline constexpr Capabilities kAllTypes = {kFloat8Version, kFloat8Capability};
 
-// The libraries, as new; at the end nothing may be left of what was made of them.
+// The libraries, as new. At the end nothing made of them may be left.
 class Libraries {
  public:
   explicit Libraries(uint64_t seed) {
@@ -132,7 +132,7 @@ class Rank {
     EXPECT_EQ(collective().message, "");
     Follow(gpu->stream(), caller);
   }
-  // What is there when the caller's stream has come here.
+  // The memory's content when the caller's stream has come here.
   std::vector<char> Contents(const cuda::Memory& memory) const {
     std::vector<char> bytes(memory.bytes());
     const void* const from = memory.data();
@@ -221,7 +221,7 @@ inline double Reduced(const Reduction& reduction,
 
 // How much a result of a few of them may differ, relatively: NCCL rounds each step.
 inline double ToleranceOfNccl(DataType dtype) {
-  // Four times what each step is off.
+  // Four times the error of each step.
   if (dtype == DataType::kFloat16) return 1.0 / (1 << 8);
   if (dtype == DataType::kBfloat16) return 1.0 / (1 << 5);
   if (dtype == DataType::kFloat32) return 4 * std::numeric_limits<float>::epsilon();
@@ -229,7 +229,7 @@ inline double ToleranceOfNccl(DataType dtype) {
   return Tolerance(dtype);
 }
 
-// Whether a tensor has what `tensors` of all ranks are reduced to, from element `start`
+// Expects a tensor to be the reduction of all ranks' `tensors`, from element `start`
 // on.
 inline void ExpectReduced(const Reduction& reduction, DataType dtype,
                           const std::vector<std::vector<char>>& tensors, int64_t start,

@@ -15,7 +15,7 @@ constexpr size_t kNameShown = 512;
 // Whether a byte continues a UTF-8 character.
 bool IsInsideCharacter(char byte) { return (byte & 0xc0) == 0x80; }
 
-// Replaces what a terminal would act on by "\\x1b" and the like: a name is a user's.
+// Replaces control characters by "\\x1b" and the like: a name is a user's.
 std::string Printable(std::string_view text) {
   std::string printable;
   for (size_t i = 0; i < text.size(); ++i) {

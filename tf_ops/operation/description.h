@@ -61,7 +61,7 @@ std::string Quoted(std::string_view name);
 // "allreduce 'grad/w'"; "join()".
 std::string Title(Kind kind, std::string_view name);
 std::string Title(const Description& description);
-// What must be equal on all ranks: "allreduce Average of float32[3,4]".
+// The properties that must be equal on all ranks: "allreduce Average of float32[3,4]".
 std::string Details(const Description& description);
 // The first tensor with a label, or line after those of the tensors, in which another
 // description differs: ", number 1 is 'dense/kernel' of float32[3,4]"; or "".

@@ -1,4 +1,4 @@
-// What people are shown of a request.
+// The texts for people about a request.
 #include "tf_ops/operation/description.h"
 
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@
 
 namespace keras_hvd {
 
-// Up to how many bytes of a request travel inline in a job of so many ranks and hosts.
+// The most bytes of a request that travel inline, given the job's ranks and hosts.
 int64_t MostInlineBytes(int ranks, int hosts);
 // Whether the tensors of a request travel inline if `members` ranks take part.
 bool TravelsInline(const Description& description, size_t members, int64_t most_bytes);

@@ -1,4 +1,4 @@
-// The kinds of collectives and what each needs: the C API's table, for C++.
+// The kinds of collectives and their needs: the C API's table, for C++.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ namespace keras_hvd {
 // Any thread may call all of it.
 class KnownDescriptions {
  public:
-  // How many it has at most.
+  // `capacity`: the most descriptions kept.
   explicit KnownDescriptions(size_t capacity) : capacity_(capacity) {}
 
   // The last one of this name; null if there is none.

@@ -1,4 +1,4 @@
-// Lines for people, on standard error: which are written, and in what format.
+// Log lines for people, on standard error.
 #pragma once
 
 #include <string>

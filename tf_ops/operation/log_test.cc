@@ -1,4 +1,4 @@
-// Which lines are written, and what they look like.
+// The lines that are written, and their form.
 #include "tf_ops/operation/log.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@
 namespace keras_hvd {
 namespace {
 
-// What `body` writes to standard error.
+// The text that `body` writes to standard error.
 std::string Written(const std::function<void()>& body) {
   FILE* file = tmpfile();
   const int saved = dup(STDERR_FILENO);

@@ -1,4 +1,4 @@
-// A pending request: its description, its data, and what is called at its end.
+// A pending request: its description, its data, and its callback.
 #pragma once
 
 #include <atomic>
@@ -51,7 +51,7 @@ struct Operation {
   struct alignas(64) Line {
     char bytes[64];
   };
-  std::vector<Line> zeros;         // what a joined rank contributes
+  std::vector<Line> zeros;         // a joined rank's contribution
   std::shared_ptr<Ending> ending;  // if a caller may call `done` itself
   uint64_t log_number = 0;
   Clock::time_point submitted;

@@ -25,7 +25,7 @@ class OperationLog {
   OperationHistory& history_;
 };
 
-// What each rank did last: one line per rank, each after a line break.
+// Each rank's last operations: one line per rank, each after a line break.
 std::string ReportOperations(JobState* job);
 
 }  // namespace keras_hvd

@@ -1,5 +1,5 @@
-// The position of a GPU request in its caller's stream: after what the caller has put
-// there before, and before what follows.
+// The position of a GPU request in its caller's stream: after the caller's earlier
+// work, and before its later work.
 #pragma once
 
 #include <sched.h>
@@ -36,7 +36,7 @@ class SharedEvent {
   const cuda::Timing timing_;
 };
 
-// Records what is on `stream` now.
+// Records an event after the work that is on `stream` now.
 inline Status RecordOn(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Stream stream,
                        std::shared_ptr<const SharedEvent>* recorded,
                        cuda::Timing timing = cuda::Timing::kOff) {

@@ -1,4 +1,4 @@
-// What stands in for newer functions, as on a system that has none of them: their dlsym
+// The stand-ins for newer functions, as on a system that has none of them: their dlsym
 // finds nothing here.
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-// What the linker's --wrap has callers of dlsym get.
+// The function that the linker's --wrap gives to callers of dlsym.
 extern "C" void* __wrap_dlsym(void*, const char*) { return nullptr; }
 
 extern "C" void DefaultStream(void* self) __asm__(

@@ -1,5 +1,5 @@
-// For tests of what we declare ourselves of other libraries: whether a call that is
-// compiled with our declaration is one that the library's own headers describe.
+// For tests of our own declarations of other libraries: whether a call that is compiled
+// with our declaration is one that the library's own headers describe.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +25,7 @@ struct PassesAs {
   }
 };
 
-// What pointers to structures point to may have another name, and need not be known.
+// A structure behind a pointer may have another name, and need not be known.
 template <typename A, typename B>
 struct PassesAs<A*, B*> {
   static constexpr bool Value() {

@@ -17,10 +17,10 @@
 
 namespace keras_hvd {
 
-// A child process that runs `body`, tells its parent what happens, and takes orders.
+// A child process that runs `body`, reports to its parent, and takes orders.
 class Child {
  public:
-  // What a child has: one line out at a time, one word in at a time.
+  // A child's end of the link: one line out at a time, one word in at a time.
   class Link {
    public:
     Link(int in, int out) : in_(in), out_(out) {}

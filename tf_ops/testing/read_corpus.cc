@@ -1,5 +1,5 @@
-// Gives a fuzzer's function all that an earlier fuzzer has kept: the files of an
-// archive of tar's.
+// Gives a fuzzer's function all inputs that an earlier fuzzer has kept: the files of a
+// tar archive.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   for (char header[kBlock]; archive.read(header, kBlock) && header[0] != '\0';) {
     const size_t size =
         std::stoul(std::string(header + kSizeAt, kSizeDigits), nullptr, 8);
-    // Just as long as the input, so that a sanitizer sees who reads on.
+    // Just as long as the input, so that a sanitizer sees reads behind it.
     std::vector<char> bytes(size);
     archive.read(bytes.data(), bytes.size());
     archive.ignore((kBlock - size % kBlock) % kBlock);

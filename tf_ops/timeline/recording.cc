@@ -10,7 +10,7 @@
 namespace keras_hvd {
 namespace {
 
-// How much later than a step what belongs to it may become known.
+// How much later than a step its events may become known.
 constexpr int64_t kSettled = 500'000'000;
 // Names that a program invents as it runs must not fill the memory.
 constexpr size_t kMostNames = 16384;

@@ -1,10 +1,9 @@
-// Adds up a timeline's records: for each step, what rank 0 did and who waited for whom;
-// and for each tensor, what it took.
+// Adds up a timeline's records: for each step, rank 0's time and who waited for whom;
+// for each tensor, its time.
 //
-// A step ends where a request is first submitted whose name it already has. The time in
-// which something happened is that in which at least one such thing did, exact to the
-// nanosecond, but for what ends more than half a second after its step: of that, what
-// lies before the next step is left out.
+// A step ends where a request is first submitted whose name it already has. Overlapping
+// events of a kind count once, exact to the nanosecond. Of events that end more than
+// half a second after their step, the part before the next step is left out.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +28,7 @@ class CoveredTime {
   void Add(int64_t begin, int64_t end);
   // To be called before Take, after Add.
   void Sort();
-  // What is covered from the last Take's `to` until this one.
+  // The time covered from the last Take's `to` until this one.
   int64_t Take(int64_t to);
   size_t spans() const { return spans_.size(); }
 
@@ -45,8 +44,8 @@ class Recording {
   Recording(RecordingFile* file, const JobState* job, int64_t start);
 
   void Add(const TimelineRecord& record);
-  // Adds the steps that are over to the file. `left_out` are requests that were not
-  // recorded, of all; `has_all`: there are no more records up to now.
+  // Adds the steps that are over to the file. `left_out`: the number of all requests
+  // not recorded so far. `has_all`: there are no more records up to now.
   void Flush(int64_t now, bool has_all, int64_t left_out);
   // Adds the rest.
   void Close();

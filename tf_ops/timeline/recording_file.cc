@@ -149,7 +149,7 @@ RecordingFile::Event* RecordingFile::AddEvent() {
   return reinterpret_cast<Event*>(events_) + used;
 }
 
-// What does not fit is left out at the end.
+// The end of a text that does not fit is left out.
 void RecordingFile::Write(std::string_view text, char* to, size_t room) {
   const size_t length = std::min(text.size(), room);
   memcpy(to, text.data(), length);

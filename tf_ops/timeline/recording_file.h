@@ -1,10 +1,10 @@
-// The file of a recording: what a job did, in a fixed number of stretches of whole
+// The file of a recording: a job's history in a fixed number of stretches of whole
 // steps. When all are taken, neighbours are merged, and each has twice as many steps.
 // So a file of a fixed size has the whole of a job, however long that is.
 //
-// The file is mapped: what is in it outlives this process, however that ends. The
+// The file is mapped: its content outlives this process, however that ends. The
 // stretches are merged into a second table, which then takes the place of the first, so
-// that a reader, or a kill, never meets half of that. keras_hvd/report/recording.py
+// that a reader, or a kill, never meets half a merge. keras_hvd/report/recording.py
 // reads it.
 #pragma once
 
@@ -29,11 +29,11 @@ class RecordingFile {
 
   // All times are in nanoseconds from `started`.
   struct Header {
-    std::atomic<int64_t> magic;  // once all is there that does not change
+    std::atomic<int64_t> magic;  // set once all constant fields are there
     int32_t size, columns, ranks_in_column, stretches, tensor_room, event_room;
     int64_t started;  // of TimelineNow
     double begin;     // the same in seconds since the epoch
-    // What follows changes.
+    // The fields from here on change.
     std::atomic<int64_t> recorded;  // how long
     std::atomic<int64_t> left_out;  // requests
     std::atomic<int64_t> tensors, events, events_left_out;
@@ -42,7 +42,7 @@ class RecordingFile {
       std::atomic<int64_t> stretches, steps;  // in use, and of each but the last
     } tables[2];
   };
-  // What a stretch has before its columns: the waits of all, and the waits for them.
+  // A stretch's numbers before its columns: the waits of all, and the waits for them.
   struct Stretch {
     double begin, end, steps, bytes, moving, waiting, exposed_moving, exposed_waiting;
   };

@@ -1,5 +1,5 @@
-// Recordings: their sums are those of a straightforward computation, whatever the order
-// of what happens, and their files stay small and readable.
+// Recordings: their sums are those of a straightforward computation, in any order of
+// the events, and their files stay small and readable.
 #include "tf_ops/timeline/recording.h"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ class Reader {
     memcpy(&event, bytes_.data() + events_at + number * sizeof(event), sizeof(event));
     return event.text;
   }
-  // What the stretches add up to.
+  // The sums of the stretches.
   std::vector<double> Sums() const {
     std::vector<double> sums(numbers());
     for (int64_t i = 0; i < stretches(); ++i) {
@@ -214,7 +214,7 @@ TEST(Recording, HasTheSumsOfAStraightforwardComputation) {
       std::sort(sorted.begin(), sorted.end());
       for (int rank = 0; rank < kSize; ++rank)
         waits[rank].emplace_back(arrivals[rank], *last);
-      // Of several that come last, the highest counts, who waited for no time.
+      // Of several ranks that come last, the highest counts, which waited for no time.
       waited_for[last - arrivals.begin()].emplace_back(sorted[kSize - 2], *last);
       negotiating[tensor] += 1e-9 * (*last - first);
       queued[tensor] += 1e-9 * (begin - *last);
@@ -380,7 +380,7 @@ TEST(Recording, IsReadableWheneverItsProcessIsKilled) {
         step.sums.begin = static_cast<double>(i);
         step.sums.end = static_cast<double>(i + 1);
         file.AddStep(step);
-        // Somewhere in what follows it is killed.
+        // Somewhere after this it is killed.
         if (i == 3000 * kill) link.Tell("go");
       }
       return 0;

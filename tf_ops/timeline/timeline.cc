@@ -28,7 +28,7 @@ constexpr int kLeastPriority = 19;
 constexpr int kBetweenLooks = 64;
 // A request that waits for longer is written before it is decided.
 constexpr double kLongWait = 1;
-// How long a stop waits for what has begun on the GPU, which is checked every 100 ms.
+// How long a stop waits for batches on the GPU, which is checked every 100 ms.
 constexpr std::chrono::milliseconds kPatienceForGpu(500);
 constexpr std::chrono::milliseconds kBetweenRings(20);
 
@@ -125,7 +125,7 @@ void Timeline::CloseRecording() {
   recording_file_.reset();
 }
 
-// Has the driving thread record, unless it does already.
+// Makes the driving thread record, unless it does already.
 Status Timeline::Begin() {
   if (on()) return Status::Ok();
   if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
@@ -144,7 +144,7 @@ Status Timeline::Begin() {
   return Status::Ok();
 }
 
-// What was recorded has been written when this returns.
+// All records have been written when this returns.
 void Timeline::End() {
   job_->set_timeline_on(false);
   session_.store(0);
@@ -157,7 +157,7 @@ void Timeline::End() {
   thread_.join();
 }
 
-// Nothing more begins that is recorded. The driving thread checks the GPU and must be
+// No recorded batch begins any more. The driving thread checks the GPU and must be
 // awake for it.
 void Timeline::AwaitGpu() {
   const Clock::time_point deadline = Clock::now() + kPatienceForGpu;

@@ -1,16 +1,16 @@
-// The timeline: what the coordinator knows of where the time of each tensor goes,
-// written to a file while the job runs.
+// The timeline: the coordinator's view of the time that each tensor takes, written to a
+// file while the job runs.
 //
 // The driving thread only records times, in a ring of fixed size. Another thread makes
 // events of them and writes these to the file (timeline_writer.h), with half a percent
 // of a core at most. If more is recorded than that can handle, the ring fills up and
-// the timeline pauses until there is room again; the file says how much was left out.
+// the timeline pauses until there is room again. The file says how much was left out.
 //
 // A recording (recording.h) adds up the same records, with the timeline or alone.
 //
-// Only the coordinator writes: it knows when each rank submitted what. All ranks of a
-// host read the same clock. While a timeline is written, they send the time along with
-// each submission. No rank waits for another to start or stop the timeline.
+// Only the coordinator writes: it knows when each rank submitted each request. All
+// ranks of a host read the same clock. While a timeline is written, they send the time
+// along with each submission. No rank waits for another to start or stop the timeline.
 #pragma once
 
 #include <atomic>
@@ -56,11 +56,11 @@ class Timeline : public PhaseRecorder {
   // rank, or only on others.
   void AddDecision(uint64_t batch, const Decision& decision, bool runs_here);
   void AddCycle();
-  // Records what has long been waiting for ranks, at `now` in seconds.
+  // Records requests that have long been waiting for ranks, at `now` in seconds.
   void AddStalls(const std::vector<Stall>& stalls, double now);
-  // Records what another host has carried out.
+  // Records a batch that another host has carried out.
   void AddBatchElsewhere(const BatchElsewhere& batch);
-  // A batch begins here. Returns null if it is not recorded; it must then not be ended.
+  // A batch begins here. Returns null if it is not recorded. It must then not be ended.
   PhaseRecorder* BeginBatch(uint64_t batch);
   void EndBatch(bool ok);
   void Enter(CollectivePhase phase, int64_t begin, int64_t end) override;
@@ -115,8 +115,8 @@ class Timeline : public PhaseRecorder {
   uint32_t sessions_ = 0;
   std::thread thread_;
 
-  // What the records go to. Guarded by written_, which the thread holds while it
-  // writes.
+  // The destinations of the records. Guarded by written_, which the thread holds while
+  // it writes.
   std::mutex written_;
   std::unique_ptr<TimelineFile> file_;
   std::unique_ptr<TimelineWriter> writer_;

@@ -2,8 +2,8 @@
 // Chrome's tracing, which needs no closing bracket.
 //
 // A process can be killed in the middle of a write, which the kernel then cuts at the
-// end of a page. Hence no write here crosses the end of a page of the file: what no
-// longer fits begins on the next page, after spaces.
+// end of a page. Hence no write here crosses the end of a page of the file: an event
+// that no longer fits begins on the next page, after spaces.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class TimelineFile {
   Status Open(const std::string& path);
   // Adds an event: a JSON object on one line, of at most kLongestEvent bytes.
   void Add(std::string_view event);
-  // Passes what was added to the system, where it outlives this process.
+  // Passes the added events to the system, where they outlive this process.
   void Flush();
   // Ends the array and closes the file.
   void Close();

@@ -40,8 +40,8 @@ std::string Event(int number) {
   return event + "}";
 }
 
-// What lies between the brackets, where it is whole events from 0 on, in their order
-// and each within a page of the file. Gives their number; -1 if it is something else.
+// Counts the events between the brackets, which must be whole events from 0 on, in
+// their order and each within a page of the file. Returns -1 if there is anything else.
 int CountWholeEvents(const std::string& text, bool is_ended) {
   std::string rest = "[";
   size_t at = 1;
@@ -127,7 +127,7 @@ TEST(TimelineFile, IsWholeWheneverItsProcessIsKilled) {
       for (int number = 0; number < 50000; ++number) {
         file.Add(Event(number));
         file.Flush();
-        // Somewhere in what follows it is killed.
+        // Somewhere after this it is killed.
         if (number == 50 * kill) link.Tell("go");
       }
       return 0;

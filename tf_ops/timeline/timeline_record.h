@@ -20,8 +20,8 @@ inline int64_t TimelineNow() {
       .count();
 }
 
-// The phases of a batch of GPU tensors on the GPU. What NCCL lacks goes through host
-// memory, and a rank alone copies.
+// The phases of a batch of GPU tensors on the GPU. Collectives that NCCL lacks go
+// through host memory, and a rank alone copies.
 enum class GpuPhase : int32_t {
   kWaitForInputs = 0,   // for work that callers have put on their streams
   kNccl = 1,            // an NCCL group

@@ -12,8 +12,8 @@
 namespace keras_hvd {
 namespace {
 
-// The prefixes of a collective's name: what moves the bytes, and what the host does for
-// GPU tensors.
+// The prefixes of a collective's name: for the backend that moves the bytes, and for
+// the host's work for GPU tensors.
 constexpr char kBackend[] = "SHARED_MEMORY_";
 constexpr char kEnqueuing[] = "ENQUEUE_";
 constexpr const char* kPhaseNames[kCollectivePhases] = {
@@ -270,8 +270,8 @@ void TimelineWriter::WriteGpuPhase(const TimelineRecord& record) {
   EndLine("}}");
 }
 
-// In the order in which the host has carried them out. What is known of how long
-// messages travel does not stay the same to the last microsecond.
+// In the order in which the host has carried them out. The estimate of the messages'
+// delay changes by microseconds.
 void TimelineWriter::WriteBatchElsewhere(const TimelineRecord& record) {
   const auto [known, is_new] = host_rows_.try_emplace(record.number, 0);
   if (is_new) {

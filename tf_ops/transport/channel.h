@@ -1,4 +1,4 @@
-// How messages pass between ranks: complete, in order, and of any length.
+// Messages between ranks: complete, in order, and of any length.
 //
 // Neither end ever blocks. When a receiver has no room, the rest of a message stays
 // with the sender until a later Flush. A receiver that makes room wakes the sender's
@@ -19,7 +19,7 @@ class MessageSender {
  public:
   virtual ~MessageSender() = default;
 
-  // Adds a message to what Flush sends. CanFlush ignores the message until then.
+  // Adds a message for Flush to send. CanFlush ignores the message until then.
   virtual void Queue(std::string_view message) = 0;
   // Sends as much as there is room for. Returns true if it sent anything. It does not
   // notify the receivers: the caller rings for them.
@@ -66,7 +66,8 @@ class Channels {
   // The same from and to the leaders of the hosts directly below.
   virtual std::vector<std::unique_ptr<MessageReceiver>> FromBelow() { return {}; }
   virtual std::unique_ptr<MessageSender> ToBelow() { return nullptr; }
-  // To and from the leader above; null for the coordinator, and for who does not lead.
+  // To and from the leader above; null for the coordinator, and for ranks that do not
+  // lead.
   virtual std::unique_ptr<MessageSender> ToAbove() { return nullptr; }
   virtual std::unique_ptr<MessageReceiver> FromAbove() { return nullptr; }
 };

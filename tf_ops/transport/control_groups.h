@@ -1,4 +1,4 @@
-// The control groups of this process, which limit what it may use.
+// The control groups of this process, which limit its resources.
 #pragma once
 
 #include <string>

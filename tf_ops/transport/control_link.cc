@@ -12,8 +12,8 @@
 namespace keras_hvd {
 namespace {
 
-// In front of each frame's bytes: how many there are, the type, and what the sender's
-// clock showed.
+// In front of each frame's bytes: their number, the type, and the time by the sender's
+// clock.
 struct Header {
   uint32_t bytes;
   uint8_t type;

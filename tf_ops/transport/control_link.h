@@ -1,7 +1,7 @@
 // A connection between ranks of two hosts, for everything but tensors.
 //
 // It carries frames: a type and any bytes, complete and in order. Neither end ever
-// blocks: what the socket does not take waits here until a later Flush.
+// blocks: bytes that the socket does not take wait here until a later Flush.
 #pragma once
 
 #include <chrono>
@@ -17,19 +17,19 @@
 
 namespace keras_hvd {
 
-// What a frame is about. The numbers travel.
+// The type of a frame. The numbers travel.
 enum class FrameType : uint8_t {
   kSubmission = 1,  // up: a message of a MergedEncoder
   kDecision = 2,    // down: a message of a DecisionEncoder
   kFailure = 3,     // both ways: the job has failed
-  kSettings = 4,    // down: what the coordinator says for all
+  kSettings = 4,    // down: the coordinator's settings for all
   kDeparture = 5,   // both ways: the sender leaves the job, and leads no longer
-  kKnown = 6,       // up: the failure is known here and below, and who did what last
+  kKnown = 6,       // up: the failure is known here and below; the ranks' last acts
   kAllKnow = 7,     // down: the failure is known everywhere
   kQuestion = 8,    // both ways: whether the receiver's engine still runs
   kSign = 9,        // both ways: that it does, with the state of each process of its
                     // host; passed on upwards
-  kBatch = 10,      // up: what a host has carried out, for the timeline
+  kBatch = 10,      // up: a batch that a host has carried out, for the timeline
   kCarriedOut = 11  // down: whether as many decisions have been carried out by all from
                     // the receiver on; up: that they have
 };
@@ -37,7 +37,7 @@ enum class FrameType : uint8_t {
 // Only one thread may use it at a time.
 class ControlLink {
  public:
-  // Takes over what a Connection does, to the leader `peer`.
+  // Takes over the socket and the session as Connection does. `peer`: a leader.
   ControlLink(int socket, int peer, std::unique_ptr<TlsSession> tls = nullptr);
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
@@ -45,31 +45,31 @@ class ControlLink {
   int socket() const { return connection_.socket(); }
   int peer() const { return peer_; }
 
-  // Adds a frame to what Flush sends.
+  // Adds a frame for Flush to send.
   void Queue(FrameType type, std::string_view bytes);
-  // Sends what the socket takes. Returns true if it took anything.
+  // Sends the bytes that the socket takes. Returns true if there were any.
   bool Flush();
   bool has_unsent() const { return sent_ < unsent_.size() && why_closed_.empty(); }
-  // Sends what is queued and then nothing more, which the peer sees as an end. Waits
+  // Sends the queued frames and then nothing more, which the peer sees as an end. Waits
   // for the peer until `deadline` at most.
   void Finish(Clock::time_point deadline);
-  // Discards what comes until the peer has finished too: if it closed with bytes
-  // unread, the peer might never get the last ones that were sent.
+  // Discards the bytes that come until the peer has finished too: if it closed with
+  // bytes unread, the peer might never get the last ones that were sent.
   void AwaitEnd(Clock::time_point deadline);
 
-  // Takes in what has come. Returns true if there was anything.
+  // Takes in the bytes that have come. Returns true if there were any.
   bool Receive();
   // Gives the next complete frame, valid until the next Next or Receive. Returns false
   // if there is none.
   bool Next(FrameType* type, std::string_view* bytes);
-  // When that was queued, by this host's clock.
+  // When that frame was queued, by this host's clock.
   Clock::time_point sent_at() const { return sent_at_; }
 
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }
   // Whether that is because the other host does not answer.
   bool is_unreachable() const { return connection_.is_unreachable(); }
-  // Whether this end has ended it, because of what came.
+  // Whether this end has ended it, because of wrong bytes that came.
   bool has_refused() const { return has_refused_; }
 
  private:

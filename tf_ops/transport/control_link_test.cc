@@ -96,7 +96,7 @@ TEST_P(ControlLinkTest, AnEndIsSeenBehindTheLastFrame) {
   EXPECT_EQ(b_->why_closed(), "it was closed");
 }
 
-// A link that hears what a test writes.
+// A link that hears a test's bytes.
 class ControlLinkFrameTest : public testing::Test {
  protected:
   ControlLinkFrameTest() {

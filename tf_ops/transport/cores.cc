@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-// Version 2 has "max 100000" or "150000 100000" in one file; version 1 has one number
+// Version 2 has "max 100000" or "150000 100000" in one file. Version 1 has one number
 // in each of two files.
 double Limit(const std::string& quota_file, const std::string& period_file) {
   std::ifstream quota_stream(quota_file);

@@ -1,4 +1,4 @@
-// How control groups limit a job's cores.
+// The limits of control groups on a job's cores.
 #include "tf_ops/transport/cores.h"
 
 #include <gtest/gtest.h>

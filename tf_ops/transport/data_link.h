@@ -1,8 +1,8 @@
-// What carries tensors between two ranks on different hosts.
+// Carries tensors between two ranks on different hosts.
 //
 // Bytes come out of the callers' memory and get into it in the order of their posting,
-// and carry no headers: both ends know what comes next. Only what has been posted is
-// received, so a sender that is ahead is held up.
+// and carry no headers: both ends know what comes next. Only posted bytes are received,
+// so a sender that is ahead is held up.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 namespace keras_hvd {
 
-// How many bytes of tensors this rank has sent to other hosts, by what carried them.
+// The bytes of tensors that this rank has sent to other hosts, by their carrier.
 struct CarriedBytes {
   std::atomic<int64_t> tcp{0}, mpi{0};
 };
@@ -29,17 +29,17 @@ class DataLink {
   DataLink(const DataLink&) = delete;
   DataLink& operator=(const DataLink&) = delete;
 
-  // Each says that the next so many bytes are one message, which the other end may post
-  // in pieces of other sizes. Without this, what is posted at once is a message.
+  // Each says that the next `bytes` bytes are one message, which the other end may post
+  // in pieces of other sizes. Without this, each posted transfer is a message.
   virtual void BeginSend(int64_t bytes) = 0;
   virtual void BeginReceive(int64_t bytes) = 0;
-  // Each posts a transfer; the memory must stay until the transfer is complete. Each
-  // returns what `sent` or `received` is from then on.
+  // Each posts a transfer. The memory must stay until the transfer is complete. Each
+  // returns the value that `sent` or `received` then has.
   virtual int64_t Send(const void* data, int64_t bytes) = 0;
-  // What comes for null is dropped.
+  // Bytes that come for null are dropped.
   virtual int64_t Receive(void* data, int64_t bytes) = 0;
 
-  // Moves what can be moved without waiting. Returns whether anything was.
+  // Moves the bytes that can be moved without waiting. Returns whether any were.
   bool Progress() {
     const int64_t sent_before = sent();
     const bool moved = Move();
@@ -50,14 +50,14 @@ class DataLink {
   // How many bytes have been sent and received, of all that were ever posted.
   int64_t sent() const { return sent_.moved; }
   int64_t received() const { return received_.moved; }
-  // What they are going to be.
+  // The same once all posted transfers are complete.
   int64_t to_send() const { return sent_.posted; }
   int64_t to_receive() const { return received_.posted; }
   // Whether anything posted is not yet complete.
   bool sends() const { return sent_.waits(); }
   bool receives() const { return received_.waits(); }
-  // Whether a thread that sleeps is woken by what comes. Without it, Progress must be
-  // called again and again until nothing posted waits.
+  // Whether bytes that come wake a sleeping thread. Without it, Progress must be called
+  // again and again until nothing posted waits.
   virtual bool wakes() const = 0;
 
   // Why posted transfers cannot complete, as in "Connection reset by peer"; "" while
@@ -70,16 +70,16 @@ class DataLink {
   // Looks whether the other host still answers. Call it from time to time while waiting
   // for a transfer.
   virtual void CheckPeer(Clock::time_point now) = 0;
-  // Forgets what is posted and moves nothing more: its memory may go.
+  // Forgets the posted transfers and moves nothing more: their memory may go.
   virtual void Abandon() = 0;
 
-  // Where to count what is sent from now on.
+  // The counter for bytes sent from now on.
   void set_carried(std::shared_ptr<std::atomic<int64_t>> carried) {
     carried_ = std::move(carried);
   }
 
  protected:
-  // What was posted, and how much of it has been moved.
+  // The bytes posted, and how many of them have been moved.
   struct Progressed {
     int64_t posted = 0;
     int64_t moved = 0;
@@ -87,7 +87,7 @@ class DataLink {
     bool waits() const { return moved < posted; }
   };
 
-  // `limit`: after how long without an answer the other host counts as gone.
+  // `limit`: the other host counts as gone after this long without an answer.
   explicit DataLink(std::chrono::seconds limit) : limit_(limit) {}
   virtual bool Move() = 0;
 

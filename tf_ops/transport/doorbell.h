@@ -1,4 +1,4 @@
-// How a sleeping engine is woken: one futex word for each rank, in shared memory.
+// Wakes a sleeping engine: one futex word for each rank, in shared memory.
 //
 // A rank that publishes something (data, a submission, a decision, a death) stores it
 // first and rings afterwards. The sleeper announces itself first and looks again before
@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 class alignas(64) Doorbell {
  public:
-  // What a ring may be about. A sleeper listens to a sum of these.
+  // The subjects of rings. A sleeper listens to a sum of these.
   static constexpr uint32_t kProgress = 1;    // a collective has advanced
   static constexpr uint32_t kSubmission = 2;  // one can be read
   static constexpr uint32_t kNews = 4;        // decisions, failures, departures
@@ -29,19 +29,19 @@ class alignas(64) Doorbell {
   // Wakes the sleeper, whatever it listens to, even if another rank died while ringing.
   void Wake();
 
-  // Announces that the owner is about to sleep. The owner must check again for what it
-  // listens to between Announce and Sleep.
+  // Announces that the owner is about to sleep. The owner must check again for the news
+  // it listens to between Announce and Sleep.
   void Announce(uint32_t listening = kEverything);
   // Withdraws the announcement.
   void Cancel();
-  // Sleeps until somebody rings, or until `deadline`. Returns false on the deadline;
-  // the announcement then still stands.
+  // Sleeps until somebody rings, or until `deadline`. Returns false on the deadline.
+  // The announcement then still stands.
   bool Sleep(Clock::time_point deadline, uint32_t listening = kEverything);
 
  private:
-  // What the owner listens to while it sleeps or is about to. The ringer clears the
-  // bits that it rings about, so the kernel's comparison notices a ring between
-  // Announce and Sleep.
+  // The news that the owner listens to while it sleeps or is about to. The ringer
+  // clears the bits that it rings about, so the kernel's comparison notices a ring
+  // between Announce and Sleep.
   std::atomic<uint32_t> listening_;
 };
 

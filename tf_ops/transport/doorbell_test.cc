@@ -105,7 +105,7 @@ TEST(DoorbellTest, NoWakeIsLostInPingPong) {
   EXPECT_GT(i, 1000);
 }
 
-// Several ringers and one sleeper, which counts what they gave it.
+// Several ringers and one sleeper, which follows their count.
 TEST(DoorbellTest, NoWakeIsLostWithManyRingers) {
   constexpr int kRingers = 3, kRings = 30000;
   Doorbell bell{};

@@ -50,8 +50,8 @@ Status DynamicLibrary::OpenBesideOthers(const std::string& name,
                                         DynamicLibrary* library) {
   // TensorFlow for GPUs has such functions too, which call those of this library.
   const bool has_other = dlsym(RTLD_DEFAULT, symbol) != nullptr && !IsOpen(name);
-  // With another malloc, it would free what realpath() allocates, for instance, by the
-  // C library's free().
+  // With another malloc, it would free the memory of realpath(), for instance, by the C
+  // library's free().
   const int flags = has_other && !IsMallocReplaced() ? RTLD_DEEPBIND : 0;
   return OpenWith(name, flags, missing, library);
 }

@@ -1,4 +1,4 @@
-// Libraries that are opened at run time, and what is said of those that cannot be.
+// Libraries that are opened at run time, and the errors of those that cannot be.
 #include "tf_ops/transport/dynamic_library.h"
 
 #include <gtest/gtest.h>

@@ -13,14 +13,14 @@ namespace {
 // How long a host waits for those below it; the topmost one waits longest.
 constexpr std::chrono::milliseconds kPatienceBelow(700);
 constexpr std::chrono::milliseconds kPatienceOfTopmost(1000);
-// When a host passes over one above that has said nothing, as a stopped one does not,
-// and how long it waits if it is then the topmost one for those that do so later.
+// After this long, a host passes over a silent one above, such as a stopped one. If it
+// is then the topmost one, it waits this long for hosts that do so later.
 constexpr std::chrono::milliseconds kPatienceAbove(1400);
 constexpr std::chrono::milliseconds kPatienceInItsPlace(1800);
-// When a host that has said nothing yet is told by way of its other ranks.
+// A host that has said nothing for this long is told by way of its other ranks.
 constexpr std::chrono::milliseconds kSilence(250);
 
-// What a rank did last, as it travels: how long ago, since hosts' clocks differ.
+// A rank's last operation, as it travels: with its age, since hosts' clocks differ.
 struct Account {
   static constexpr uint64_t kRecords = 3;
   struct Record {
@@ -120,7 +120,7 @@ bool FailureWave::HasOthers(int host) const {
   });
 }
 
-// Another rank has not heard what the one before was told.
+// Another rank has not heard the news that the one before was told.
 void FailureWave::SetVoice(Contact* contact, ControlLink* voice) {
   contact->voice = voice;
   contact->was_told = false;
@@ -189,7 +189,7 @@ void FailureWave::Send(Contact* contact, FrameType type, std::string_view bytes)
   contact->voice->Flush();
 }
 
-// ---- What comes
+// ---- Receiving
 
 bool FailureWave::Receive() {
   bool progressed = false;
@@ -223,7 +223,7 @@ void FailureWave::Take(ControlLink* from, FrameType type, std::string_view bytes
   }
 }
 
-// ---- What this rank says
+// ---- Speaking
 
 // Whether this rank speaks for its host.
 bool FailureWave::TakeVoice(Clock::time_point now) {
@@ -281,7 +281,8 @@ void FailureWave::Continue(Clock::time_point now) {
   speaks_ = TakeVoice(now);
   if (!speaks_) return;
   for (auto& [host, contact] : contacts_) CheckContact(&contact, now);
-  // Even if all are said to know: what one host tells another may be on different ways.
+  // Even if all are said to know: the messages of one host to another may take
+  // different ways.
   TellOfFailure(now);
   const int above = Above();
   if (all_know || !HaveAnswered(above, now)) return;
@@ -309,7 +310,7 @@ bool FailureWave::AllKnow(Clock::time_point now) const {
   return known_since_ != Clock::time_point::max() && now >= known_since_ + kPatience;
 }
 
-// ---- What the ranks did last
+// ---- The ranks' last operations
 
 std::string FailureWave::Accounts() {
   std::string bytes;

@@ -1,9 +1,9 @@
-// How all hosts come to know that the job has failed, and that all of them do.
+// Tells all hosts that the job has failed, and that all of them know.
 //
 // One rank speaks for each host: its leader, or if that has gone or does not speak, the
 // first other rank. The failure itself goes to all hosts next to this one at once. Then
-// each host tells the one above in the tree when all below it know, with what the ranks
-// did last. The topmost one reports the failure, and tells all that all know.
+// each host tells the one above in the tree when all below it know, with the ranks'
+// last operations. The topmost one reports the failure, and tells all that all know.
 //
 // If a host is lost, those below it turn to the one above it, or to host 1 if that was
 // the coordinator's. Nobody waits for a lost host, nor for long for a silent one, which
@@ -23,7 +23,7 @@
 
 namespace keras_hvd {
 
-// What a frame of FrameType::kFailure holds.
+// The bytes of a frame of FrameType::kFailure.
 std::string FailureFrame(const Status& failure);
 
 // Only the driving thread uses this class.
@@ -40,11 +40,12 @@ class FailureWave {
               const std::vector<ControlLink*>& control,
               std::vector<std::unique_ptr<ControlLink>> links);
 
-  // Takes in what has come over its own links. Returns true if there was anything.
+  // Takes in the frames that have come over its own links. Returns true if there were
+  // any.
   bool Receive();
   // Takes a frame that has come over a control link.
   void Take(ControlLink* from, FrameType type, std::string_view bytes);
-  // Goes on with what there is to do once the job has failed.
+  // Goes on with its part once the job has failed.
   void Continue(Clock::time_point now);
 
   // A host cannot be reached any more, over whatever link.
@@ -58,7 +59,7 @@ class FailureWave {
   // has heard all that it can report.
   bool IsTop() { return speaks_ && Above() < 0; }
   bool Reports() const { return is_topmost_; }
-  // What a rank of another host did last, if that is known; else null.
+  // The last operations of a rank of another host, if they are known; else null.
   OperationHistory* FindHistory(int rank) const;
 
  private:

@@ -1,5 +1,5 @@
-// How the hosts come to know of a failure, each at its own pace, on a clock that the
-// tests move: no test waits.
+// The hosts come to know of a failure, each at its own pace, on a clock that the tests
+// move: no test waits.
 #include "tf_ops/transport/failure_wave.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ class Host {
   }
 
   void Fail() { job_->Fail(Code::kRankFailed, "rank 7 has gone"); }
-  // What its driving thread does once. Returns whether anything had come.
+  // One turn of its driving thread. Returns whether anything had come.
   bool Run(Clock::time_point now) {
     bool progressed = wave_->Receive();
     for (const auto& link : control_) {
@@ -63,7 +63,7 @@ class Host {
   std::string failure() const { return job_->Failure().message; }
   bool AllKnow(Clock::time_point now) const { return wave_->AllKnow(now); }
   bool Reports() const { return wave_->Reports(); }
-  // Which ranks of other hosts a report here would tell of.
+  // Whether a report here would tell of a rank of another host.
   bool KnowsWhatDid(int rank) const {
     const OperationHistory* const history = wave_->FindHistory(rank);
     return history != nullptr &&
@@ -101,7 +101,7 @@ class FailureWaveTest : public testing::Test {
   // Runs all that are there, and are not stopped, until none has anything to do.
   void RunAt(milliseconds since, const std::vector<int>& stopped = {}) {
     now_ = start_ + since;
-    // What is sent in one turn may come in the next one.
+    // Frames that are sent in one turn may come in the next one.
     for (int quiet = 0; quiet < 2; ++quiet) {
       bool progressed = false;
       for (size_t host = 0; host < hosts_.size(); ++host) {

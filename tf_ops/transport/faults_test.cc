@@ -73,7 +73,7 @@ TEST(FaultsTest, DelaysAreThereWithFaultsOnly) {
   EXPECT_EQ(WEXITSTATUS(child.Reap()), kHasFaults);
 }
 
-// Whom a dying rank was about to wake is woken by who sees its death.
+// A rank that a dying one was about to wake is woken by the rank that sees its death.
 TEST(FaultsTest, WhoWasNotWokenByADyingRankIsWokenByItsFailure) {
   if (!kHasFaults) GTEST_SKIP() << "needs --config=faults";
   void* shared =
@@ -93,7 +93,7 @@ TEST(FaultsTest, WhoWasNotWokenByADyingRankIsWokenByItsFailure) {
     return 0;
   });
   EXPECT_EQ(sleeper.Line(), "announced");
-  // Asleep: in the kernel, with the announcement as what it compares.
+  // Asleep: in the kernel, which compares the announcement.
   while (ProcessState(sleeper.pid()) != 'S') sched_yield();
   ringer.Go();
   EXPECT_TRUE(WIFSIGNALED(ringer.Reap()));

@@ -1,4 +1,4 @@
-// What the kernel does with a futex that a thread holds, and with the thread's list.
+// The kernel's handling of a futex that a thread holds, and of the thread's list.
 #include "tf_ops/transport/held_futex.h"
 
 #include <gtest/gtest.h>

@@ -23,7 +23,7 @@ class NeighborSender final : public MessageSender {
     for (Neighbor* receiver : receivers_) sent |= receiver->link->Flush();
     return sent;
   }
-  // What finds no room leaves when the job's state is polled.
+  // Messages that find no room leave when the job's state is polled.
   bool CanFlush() const override { return false; }
   bool has_unsent() const override {
     return std::any_of(

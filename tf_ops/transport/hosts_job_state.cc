@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kBetweenQuestions(500);
 // How long to sleep at most while the hosts tell each other of a failure.
 constexpr std::chrono::milliseconds kMoment(2);
 
-// What the coordinator says for all, as it travels.
+// The coordinator's settings for all, as they travel.
 struct Settings {
   int64_t exchange_bytes;
   uint32_t check, timeline_on, timeline_paused;
@@ -40,7 +40,8 @@ struct RankState {
   int32_t rank, process_state;
 };
 
-// What a leader has carried out, as it travels, before the name: hosts' clocks differ.
+// A batch that a leader has carried out, as it travels, before the name. It has ages,
+// since hosts' clocks differ.
 struct BatchAccount {
   int32_t rank, kind, requests;
   uint32_t zeros;
@@ -181,7 +182,8 @@ void HostsJobState::GiveSign(Neighbor* asking) {
   if (asking->is_above) AskForSigns();
 }
 
-// What comes from below is for the coordinator, which reports who keeps all waiting.
+// Signs from below are for the coordinator, which reports the ranks that keep all
+// waiting.
 void HostsJobState::TakeSign(Neighbor* from, std::string_view bytes) {
   from->asked_at = Clock::time_point::max();
   std::string_view left = bytes;
@@ -194,7 +196,7 @@ void HostsJobState::TakeSign(Neighbor* from, std::string_view bytes) {
   if (!from->is_above) QueueAbove(FrameType::kSign, bytes);
 }
 
-// ---- What the coordinator says for all
+// ---- The coordinator's settings for all
 
 void HostsJobState::NoteSettings() {
   settings_changed_.store(true);
@@ -227,7 +229,7 @@ void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
   QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
 }
 
-// ---- What the hosts have carried out
+// ---- Batches that the hosts have carried out
 
 void HostsJobState::TellOfBatch(BatchElsewhere batch) {
   if (!topology().is_leader() || !WantsTimes()) return;
@@ -405,7 +407,7 @@ Clock::time_point HostsJobState::NextPoll() const {
       const bool is_expected = neighbor.has_departed || has_departed();
       if (!is_expected) next = std::min(next, now + kMoment);
     } else if (neighbor.reachability.awaits_answer()) {
-      // The kernel does not ask about what is on its way.
+      // The kernel does not ask while bytes are on their way.
       next = std::min(next, now + Reachability::kInterval);
     }
   }
@@ -458,7 +460,7 @@ bool HostsJobState::PassOnDepartures() {
   const auto above = std::find_if(neighbors_.begin(), neighbors_.end(),
                                   [](const Neighbor& each) { return each.is_above; });
   if (above == neighbors_.end()) return false;
-  // Those who wait for a decision that came before must get it first.
+  // Ranks that wait for an earlier decision must get it first.
   if (above->departed_above.empty() || !above->inbox.empty()) return false;
   for (const auto& [leader, carried_out] : above->departed_above) {
     const LeaderDeparture departure = {leader, 0, carried_out};

@@ -1,8 +1,8 @@
-// The state of a job on several hosts: what the ranks of this one share, and on its
-// leader, what the leaders tell each other.
+// The state of a job on several hosts: the state that the ranks of this one share, and
+// on its leader, the leaders' messages to each other.
 //
-// Leaders are connected in a tree. What concerns all goes from the host where it
-// happens to all others, along the tree.
+// Leaders are connected in a tree. News for all goes from the host where it happens to
+// all others, along the tree.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace keras_hvd {
 
-// How a rank on another host is called in messages.
+// The name of a rank on another host in messages.
 struct RankName {
   int pid = 0;
   std::string host;
@@ -30,8 +30,8 @@ struct RankName {
 class HostsJobState final : public JobState {
  public:
   // `names`: of all ranks. `links`: a leader's, to the leaders above and directly
-  // below. `failure_links`: those for when the job fails. `host_timeout`: after how
-  // long without an answer a host counts as gone.
+  // below. `failure_links`: those for when the job fails. `host_timeout`: a host
+  // without an answer for this long counts as gone.
   HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
                 std::vector<RankName> names,
                 std::vector<std::unique_ptr<ControlLink>> links,
@@ -67,7 +67,7 @@ class HostsJobState final : public JobState {
   // Any thread may call it.
   void NoteFailureNews() { has_failure_news_.store(true); }
 
-  // ---- What a leader's channels are made of; see hosts_channels.h
+  // ---- For a leader's channels; see hosts_channels.h
 
   // A leader next to this one in the tree.
   struct Neighbor {
@@ -79,7 +79,7 @@ class HostsJobState final : public JobState {
     std::unique_ptr<ControlLink> link;
     Reachability reachability;
     bool is_above;
-    std::deque<Message> inbox{};  // what nobody has taken yet
+    std::deque<Message> inbox{};  // that nobody has taken yet
     Clock::time_point lost_at{};
     Clock::time_point asked_at = Clock::time_point::max();  // max: it has answered
     bool has_departed = false;

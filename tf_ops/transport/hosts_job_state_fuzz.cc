@@ -1,8 +1,7 @@
-// A fuzzer's input as what a leader says to the leader above it, or to one below it.
+// A fuzzer's input as a leader's bytes to the leader above it, or to one below it.
 //
-// The first byte says who listens, and whether the rest are frames or any bytes. A
-// frame has one byte that says its type, two that say how long it is, and that many
-// bytes.
+// The first byte chooses the listener, and whether the rest are frames or any bytes. A
+// frame has one byte for its type, two for its length, and that many bytes.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,7 +21,7 @@ namespace keras_hvd {
 namespace {
 
 constexpr int64_t kExchangeBytes = 4096;
-// What a socket takes at once, so that the one that listens can take it in.
+// The bytes that a socket takes at once, so that the listener can take them in.
 constexpr size_t kPieceBytes = 4096;
 
 // As a new segment would be, which takes the system longer than all the rest.
@@ -37,7 +36,7 @@ std::shared_ptr<Segment> NewMemory() {
   return segment;
 }
 
-// A leader that hears what is said to it.
+// A leader that hears the input.
 class Listener {
  public:
   explicit Listener(bool is_above) {
@@ -57,8 +56,7 @@ class Listener {
   void Hear(std::string_view bytes) {
     while (!bytes.empty()) {
       const std::string_view piece = bytes.substr(0, kPieceBytes);
-      // It no longer listens to somebody who talks nonsense: its end is closed, or
-      // full.
+      // It no longer listens to a speaker of nonsense: its end is closed, or full.
       const int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
       if (send(speaker_, piece.data(), piece.size(), flags) < 0) return;
       bytes.remove_prefix(piece.size());

@@ -1,4 +1,4 @@
-// What leaders of two hosts ask and tell each other.
+// Questions and news between the leaders of two hosts.
 #include "tf_ops/transport/hosts_job_state.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A leader of one of two hosts, and what the other one reads and writes.
+// A leader of one of two hosts, and the other one's end of their link.
 class Leader {
  public:
   explicit Leader(int rank) {
@@ -51,7 +51,7 @@ class Leader {
               static_cast<ssize_t>(bytes.size()));
     state_->Poll();
   }
-  // The types of what the other one has got since the last call.
+  // The types of the frames that the other one has got since the last call.
   std::vector<FrameType> Told() {
     state_->Poll();
     other_->Receive();
@@ -139,7 +139,7 @@ struct BatchAccount {
   int64_t age_ns, duration_ns;
 };
 
-// The coordinator has read what came before in time.
+// The coordinator has read the earlier frames in time.
 TEST(HostsJobStateTest, ABatchThatIsHeardOfLateHasNotEndedLate) {
   using std::chrono::milliseconds;
   Leader leader(0);

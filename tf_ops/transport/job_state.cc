@@ -144,7 +144,7 @@ void JobState::WakeAll() {
   }
 }
 
-// ---- What the coordinator says for all
+// ---- The coordinator's settings for all
 
 bool JobState::compares_outputs() const {
   return header_.check.load(std::memory_order_relaxed) != 0;

@@ -1,4 +1,4 @@
-// What the ranks of a job know about each other and the job, apart from messages: who
+// The knowledge of a job's ranks about each other and the job, apart from messages: who
 // they are, who has left, whether the job has failed, and how to wake a rank.
 //
 // Ranks of one host share it in their segment. With other hosts there is more to know:
@@ -61,7 +61,7 @@ class JobState {
   // seconds. Only the driving thread may call it.
   virtual void AwaitAllKnow() {}
 
-  // ---- What one rank reports for all: each is true for the first that asks.
+  // ---- Reports that one rank makes for all: each is true for the first that asks.
 
   // May wait a second for other hosts' accounts. Only the driving thread may call it.
   virtual bool ClaimFailureReport();
@@ -106,8 +106,8 @@ class JobState {
   // Counts one more for this rank. Only one thread may call it at a time.
   void NoteCarriedOut();
   virtual OperationHistory& History(int rank);
-  // Whether that is known; of other hosts' ranks it is when they have told, on the rank
-  // that reports the failure.
+  // Whether that is known. For other hosts' ranks it is once they have told, on the
+  // rank that reports the failure.
   virtual bool HasHistory(int) const { return true; }
 
   // ---- Waking
@@ -120,7 +120,7 @@ class JobState {
   // Wakes everybody for a failure, which nobody may sleep through.
   void WakeAll();
 
-  // ---- What the coordinator says for all, before it decides what depends on it
+  // ---- The coordinator's settings for all, made before decisions that depend on them
 
   // Whether outputs are compared after each collective. All ranks must have the same
   // setting, or they would wait for each other.
@@ -132,7 +132,7 @@ class JobState {
   void set_timeline_on(bool on) { Set(&header_.timeline_on, on); }
   void set_timeline_paused(bool paused) { Set(&header_.timeline_paused, paused); }
 
-  // What the ranks of this host share.
+  // The header that the ranks of this host share.
   SegmentHeader& header() const { return header_; }
 
   // ---- Other hosts
@@ -147,20 +147,20 @@ class JobState {
   // Tells it that they have. Only the driving thread may call it.
   virtual void AnswerAbove() {}
 
-  // Tells the coordinator what this rank has carried out, if it leads another host and
-  // submissions carry times. Only the driving thread may call it.
+  // Tells the coordinator of a batch that this rank has carried out, if it leads
+  // another host and submissions carry times. Only the driving thread may call it.
   virtual void TellOfBatch(BatchElsewhere) {}
-  // What other hosts' leaders have told the coordinator since the last call. Only the
-  // driving thread may call it.
+  // The batches that other hosts' leaders have told the coordinator of since the last
+  // call. Only the driving thread may call it.
   virtual std::vector<BatchElsewhere> TakeBatches() { return {}; }
 
-  // Tells this rank's host, and those below, of leaders above that have left. What was
-  // decided before that must be with the ranks here. Returns true if there was
-  // anything. Only the driving thread may call it.
+  // Tells this rank's host, and those below, of leaders above that have left. The ranks
+  // here must have the decisions made before that. Returns true if there was anything.
+  // Only the driving thread may call it.
   virtual bool PassOnDepartures() { return false; }
 
-  // Exchanges what is new with other hosts, without waiting. Returns true if there was
-  // anything. Only the driving thread may call it.
+  // Exchanges news with other hosts, without waiting. Returns true if there was any.
+  // Only the driving thread may call it.
   virtual bool Poll() { return false; }
   // When to call Poll at the latest, even if nothing happens.
   virtual Clock::time_point NextPoll() const { return Clock::time_point::max(); }

@@ -79,7 +79,8 @@ TEST(FailureTest, OneOfManyAtOnceCounts) {
   }
 }
 
-// A rank that dies between its claim and its text leaves the word to who sees that.
+// A rank that dies between its claim and its text leaves the word to the rank that sees
+// that.
 TEST(FailureTest, AnOrphanedClaimIsTakenOver) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(3, kExchange, &segment).ok());

@@ -19,7 +19,7 @@ class LinkWatch {
  public:
   // `quiet_sockets` are those over which hardly anything ever comes. Nobody else looks
   // at them: this calls `on_quiet_news` and rings whenever something does, armed or
-  // not. `status` says whether the system gave what this needs; without it, it never
+  // not. `status` says whether the system had room for this. Without room it never
   // rings.
   LinkWatch(const std::vector<int>& sockets, const std::vector<int>& quiet_sockets,
             Doorbell* bell, std::function<void()> on_quiet_news);
@@ -29,8 +29,8 @@ class LinkWatch {
 
   const Status& status() const { return status_; }
 
-  // From now on rings once for whatever happens on a socket. The caller must look at
-  // all of them after this: what happened before does not ring.
+  // From now on rings once for any event on a socket. The caller must look at all of
+  // them after this: earlier events do not ring.
   void Arm();
   // No longer rings. One ring may be under way.
   void Disarm();
@@ -40,7 +40,7 @@ class LinkWatch {
 
   Doorbell& bell_;
   const std::function<void()> on_quiet_news_;
-  const int sockets_;  // epoll: what has happened on them since it was last asked
+  const int sockets_;  // epoll: the events on them since it was last asked
   const int watch_;    // epoll: `sockets_` while armed, quiet sockets, and `stop_`
   const int stop_;     // eventfd
   Status status_;

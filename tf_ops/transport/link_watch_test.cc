@@ -1,4 +1,4 @@
-// LinkWatch: while armed, rings for what comes.
+// LinkWatch: while armed, rings for bytes that come.
 #include "tf_ops/transport/link_watch.h"
 
 #include <gtest/gtest.h>

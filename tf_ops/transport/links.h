@@ -18,7 +18,7 @@ enum class LinkPurpose {
           // to their host in the tree; of leaders, to their substitute parents
 };
 
-// Whoever gets one has to pass on or close what is in it.
+// The receiver of one has to pass on or close its socket and its session.
 struct Link {
   int peer;
   LinkPurpose purpose;

@@ -34,7 +34,7 @@ struct ProcessInfo {
 constexpr uint64_t kInfoExit = 1 << 3;
 constexpr unsigned long kGetInfo = _IOWR(0xFF, 11, ProcessInfo);
 
-// How long to wait for a dead rank's parent to reap it; only then does the kernel say
+// How long to wait for a dead rank's parent to reap it. Only then does the kernel say
 // for sure how it ended. The wait is short because everybody waits for the failure
 // meanwhile.
 constexpr int kReapMilliseconds = 5;

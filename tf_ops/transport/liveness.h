@@ -1,4 +1,4 @@
-// How ranks notice the death of a rank, and what they report about it.
+// Notices and reports the death of a rank.
 //
 // There are three ways, fastest first. (1) Each rank's watch thread holds a robust
 // futex. When the thread dies, the kernel marks the futex and wakes its waiter at once,
@@ -34,7 +34,7 @@ class Liveness {
   // the rendezvous' sockets by rank; the caller keeps ownership.
   void Watch(const std::vector<int>& connections);
 
-  // What a crashing rank does first. Makes only async-signal-safe calls.
+  // Marks a crashing rank, before all else. Makes only async-signal-safe calls.
   static void MarkCrashed(RankBlock* block, int signal);
 
  private:

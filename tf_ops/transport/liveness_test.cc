@@ -1,4 +1,4 @@
-// How deaths are noticed: real processes that are killed, crash, exit, leave and stop.
+// Deaths that are noticed: real processes that are killed, crash, exit, leave and stop.
 #include "tf_ops/transport/liveness.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kExchange = 8 << 10;
 constexpr std::chrono::seconds kForever(30);
 
-// What a child does once all watch: "leave" in good order, "crash" as the signal
-// handler does and then stay, "fault", "exit" with code 0, or wait to be killed.
+// A child's fate once all watch: "leave" in good order, "crash" as the signal handler
+// does and then stay, "fault", "exit" with code 0, or wait to be killed.
 using Fate = std::string;
 
 // A job of which this process is one rank and its children are the others.

@@ -10,7 +10,7 @@ namespace {
 // The communicator is this job's alone, and messages between two ranks keep their
 // order.
 constexpr int kTag = 0;
-// As many as two busy peers have on their way; what many peers need at times goes back.
+// As many as two busy peers have on their way. The memory of more messages is freed.
 constexpr size_t kMostFree = 32;
 // More than any MPI's MPI_MAX_ERROR_STRING.
 constexpr size_t kMostErrorText = 4096;

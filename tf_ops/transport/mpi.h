@@ -1,5 +1,5 @@
 // The few functions of an MPI that carry tensors. Python has opened that MPI, and gives
-// their addresses and the handles; no header of an MPI is needed.
+// their addresses and the handles. No header of an MPI is needed.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct MpiOptions {
 struct MpiMessage {
   std::unique_ptr<char[]> memory;
   int64_t bytes = 0;
-  int64_t used = 0;  // filled of what is sent, or taken out of what has come
+  int64_t used = 0;  // bytes filled to be sent, or taken out of those that came
   bool is_complete = false;
   uint64_t request[2] = {0, 0};  // a handle, of whatever size
 };
@@ -36,8 +36,8 @@ struct MpiMessage {
 class Mpi {
  public:
   // The most bytes of one message: as many as an allreduce sends at once. For each the
-  // two ends have to agree, which takes a round trip, and Open MPI moves only what
-  // exceeds 192 KiB straight to its place.
+  // two ends have to agree, which takes a round trip, and Open MPI moves only the bytes
+  // beyond 192 KiB straight to their place.
   static constexpr int64_t kMessageBytes = 512 << 10;
 
   explicit Mpi(const MpiOptions& options);

@@ -28,7 +28,7 @@ int64_t MpiDataLink::Receive(void* data, int64_t bytes) {
   return received_.posted += bytes;
 }
 
-// What is received begins first, so that it finds its place when it comes.
+// Receives begin first, so that messages find their places when they come.
 bool MpiDataLink::Move() {
   bool moved = false;
   for (const auto step : {&MpiDataLink::BeginReceives, &MpiDataLink::BeginSends,

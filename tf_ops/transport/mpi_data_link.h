@@ -2,11 +2,11 @@
 //
 // Bytes travel in messages of the link's own memory, and not straight from and to the
 // callers'. After a failure nobody can know until when MPI, or a peer that writes into
-// this process' memory, uses what was given to it. So that memory is kept for good, and
-// the callers' may go at once. A message stays in the processor's cache between the
+// this process' memory, uses the memory given to it. So that memory is kept for good,
+// and the callers' may go at once. A message stays in the processor's cache between the
 // copy and MPI's own.
 //
-// MPI needs the size of a message at both ends: both cut what was begun alike.
+// MPI needs the size of a message at both ends: both cut the begun transfers alike.
 #pragma once
 
 #include <sys/uio.h>
@@ -32,7 +32,7 @@ class MpiDataLink final : public DataLink {
   int64_t Send(const void* data, int64_t bytes) override;
   int64_t Receive(void* data, int64_t bytes) override;
   bool wakes() const override { return false; }
-  // What MPI does not tell, the engine's own connections do.
+  // MPI does not tell of lost hosts, but the engine's own connections do.
   void CheckPeer(Clock::time_point) override {}
   void Abandon() override;
 
@@ -41,7 +41,7 @@ class MpiDataLink final : public DataLink {
   struct Stream {
     std::deque<iovec> pieces;                          // posted, and not yet copied
     std::deque<std::unique_ptr<MpiMessage>> messages;  // given to MPI, in their order
-    std::deque<int64_t> begun;  // what is left of each that is not yet in messages
+    std::deque<int64_t> begun;  // the bytes of each that are not yet in messages
     int64_t unposted = 0;       // of the last one begun
 
     void Begin(int64_t bytes);

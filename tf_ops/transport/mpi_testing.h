@@ -26,7 +26,8 @@ class MpiStandIn {
   MpiStandIn(const MpiStandIn&) = delete;
   MpiStandIn& operator=(const MpiStandIn&) = delete;
 
-  // `Handle`: what its handles are, `int` or `void*`. It must outlive the ranks' use.
+  // `Handle`: the type of its handles, `int` or `void*`. It must outlive the ranks'
+  // use.
   template <typename Handle>
   MpiOptions OptionsOf(int rank) {
     MpiOptions options;
@@ -49,7 +50,7 @@ class MpiStandIn {
     std::lock_guard<std::mutex> lock(Mutex());
     broken_ = true;
   }
-  // Moves what all ranks have to send, as their calls would do.
+  // Moves the bytes that all ranks have to send, as their calls would do.
   void MoveAll() {
     std::lock_guard<std::mutex> lock(Mutex());
     for (auto& [ranks, queue] : queues_) queue.Move(nullptr);
@@ -77,8 +78,8 @@ class MpiStandIn {
     std::deque<Shared> sent, received;
     std::vector<std::pair<Shared, Shared>> met;  // and not yet moved
 
-    // What moves when the owner of a request looks at it; null: everything. A large
-    // message moves when its sender calls, as in a real MPI.
+    // Moves the bytes that move when the owner of a request looks at it; null: all. A
+    // large message moves when its sender calls, as in a real MPI.
     void Move(const Request* tested) {
       for (auto pair = met.begin(); pair != met.end();) {
         const bool is_small = !pair->first->copy.empty();

@@ -1,5 +1,5 @@
-// Which libssl is opened, what is said if there is none, and whether its functions are
-// what openssl.h declares, where OpenSSL's headers are found.
+// The libssl that is opened, the error if there is none, and whether openssl.h declares
+// its functions as they are, where OpenSSL's headers are found.
 #include "tf_ops/transport/openssl.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What another host's clock shows, told by the messages that come from there.
+// The time by another host's clock, told by the messages that come from there.
 //
 // Each says when it was sent. The one that was on its way for the shortest time says
 // best how far the clocks are apart: the others came late, or were read late.
@@ -13,11 +13,11 @@ namespace keras_hvd {
 
 class PeerClock {
  public:
-  // The other clock may be faster or slower than this host's by one part in so many, as
-  // one that is being set right.
+  // The other clock may be faster or slower than this host's by one part in this many,
+  // as one that is being set right.
   static constexpr int kMostDrift = 2000;
-  // If none was that early for so long, the other clock has stood still, as that of a
-  // machine that was paused.
+  // If no message was that early for this long, the other clock has stood still, as
+  // that of a machine that was paused.
   static constexpr std::chrono::seconds kPatience{10};
 
   // Takes in a message: when it was sent by the other clock, and when it was read by
@@ -27,8 +27,8 @@ class PeerClock {
                          std::chrono::nanoseconds delay);
 
  private:
-  // How much more this host's clock shows, and the shortest way, together; and what
-  // was the least of that since a message was as early.
+  // This host's clock less the other one, plus the shortest way; and the least such
+  // value since a message was as early.
   std::optional<Clock::duration> ahead_;
   Clock::duration least_ = Clock::duration::max();
   Clock::time_point noted_;  // when a message was noted last

@@ -32,7 +32,7 @@ class Hosts {
     Pass(time);
     apart_ -= time;
   }
-  // Sends a message that is read so late. Returns by how much the time is wrong.
+  // Sends a message that is read this late. Returns by how much the time is wrong.
   nanoseconds Send(nanoseconds late) {
     const Clock::time_point sent = now();
     const nanoseconds drifted(static_cast<int64_t>(drift_ * passed_.count()));
@@ -57,7 +57,7 @@ TEST(PeerClockTest, AMessageThatIsReadLateWasNotSentLate) {
   for (const nanoseconds apart : {nanoseconds(hours(24)), nanoseconds(-hours(24))}) {
     Hosts hosts(apart, 0);
     EXPECT_EQ(hosts.Send(nanoseconds(0)), nanoseconds(0));
-    // What the other clock may have gained in that time.
+    // The time that the other clock may have gained meanwhile.
     EXPECT_LT(hosts.Send(milliseconds(20)), microseconds(11));
     EXPECT_LT(hosts.Send(milliseconds(20)), microseconds(21));
     EXPECT_EQ(hosts.Send(nanoseconds(0)), nanoseconds(0));

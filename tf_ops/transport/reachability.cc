@@ -44,7 +44,7 @@ void Reachability::Look(Clock::time_point now) {
   tcp_info info = {};
   socklen_t length = sizeof(info);
   const bool is_tcp = getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
-  // Whoever has not looked for long does not know since when there is no answer.
+  // After a long time without a look, it is unknown since when there is no answer.
   const bool looked_lately =
       looked_ != Clock::time_point::min() && now - looked_ < 4 * kInterval;
   if (!awaits_answer_ || !looked_lately) {

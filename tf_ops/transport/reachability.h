@@ -2,9 +2,10 @@
 // end has vanished, or the network between.
 //
 // A process there that is stopped or busy, even for hours, is another matter: its
-// kernel acknowledges what comes, and says that it has no room for more. So this asks
-// the kernel what it has sent without an answer. While nothing is on its way, the
-// kernel itself asks the other one from time to time, at no cost to this process.
+// kernel acknowledges the bytes that come, and says that it has no room for more. So
+// this asks the kernel for the bytes that it has sent without an answer. While nothing
+// is on its way, the kernel itself asks the other one from time to time, at no cost to
+// this process.
 #pragma once
 
 #include <chrono>
@@ -13,7 +14,7 @@
 
 namespace keras_hvd {
 
-// After how long without an answer a host counts as gone, unless told otherwise.
+// A host without an answer for this long counts as gone, unless told otherwise.
 inline constexpr std::chrono::seconds kHostTimeout(4);
 
 // Only one thread may use it at a time.
@@ -28,13 +29,13 @@ class Reachability {
 
   std::chrono::seconds limit() const { return limit_; }
 
-  // Has the kernel ask while nothing is on its way. After the limit without an answer
+  // Makes the kernel ask while nothing is on its way. After the limit without an answer
   // the connection ends, with an error that MeansUnreachable.
   void KeepAsking();
   // Whether there was no answer for as long as the limit. Call it from time to time
   // while something is on its way; it looks once in an interval.
   bool IsLost(Clock::time_point now);
-  // What it said last.
+  // The last result of IsLost.
   bool is_lost() const { return is_lost_; }
   // Whether something was on its way when it last looked.
   bool awaits_answer() const { return awaits_answer_; }

@@ -78,7 +78,7 @@ class ReachabilityTest : public testing::Test {
               0);
   }
   void Send() { EXPECT_EQ(send(here_, "x", 1, MSG_NOSIGNAL), 1); }
-  // Sends what the two kernels take; nobody reads it.
+  // Sends as much as the two kernels take; nobody reads it.
   void SendMuch() {
     const std::string much(1 << 20, 'x');
     pollfd room = {here_, POLLOUT, 0};
@@ -123,7 +123,8 @@ TEST_F(ReachabilityTest, AHostThatVanishesWhileItDidNotReadIsLost) {
   EXPECT_LT(LostAfter(kForever), kForever);
 }
 
-// What was sent a moment ago may yet be answered, however long the link was idle.
+// Bytes that were sent a moment ago may yet be answered, however long the link was
+// idle.
 TEST_F(ReachabilityTest, SilenceCountsFromTheFirstUnansweredByte) {
   Send();
   EXPECT_FALSE(reachability_->IsLost(Clock::now()));

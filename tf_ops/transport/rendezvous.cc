@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kMagic[8] = {'k', 'e', 'r', 'a', 's', 'h', 'v', 'd'};
 
-// What a rank says when it connects.
+// The greeting of a rank that connects.
 struct Hello {
   char magic[8];
   char version[32];
@@ -29,7 +29,8 @@ struct Hello {
   int32_t size;
 };
 
-// What rank 0 answers, twice: with the memory's descriptor, and when all are ready.
+// The answer of rank 0, given twice: with the memory's descriptor, and when all are
+// ready.
 struct Answer {
   int32_t ok;
   int64_t exchange_bytes;
@@ -326,7 +327,7 @@ Status Rendezvous::ConnectToRoot() {
 Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
   Answer answer;
   int fd;
-  // Rank 0 enforces the deadline and reports who is missing; this rank must only not
+  // Rank 0 enforces the deadline and reports who is missing. This rank must only not
   // give up first.
   const auto deadline = deadline_ + std::chrono::seconds(5);
   Status status = ReceiveAnswer(connections_[0], Name(0), deadline, &answer, &fd);

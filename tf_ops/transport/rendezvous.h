@@ -1,4 +1,4 @@
-// How the ranks of a host find each other and set up shared memory.
+// Brings the ranks of a host together and sets up their shared memory.
 //
 // Rank 0 listens on an abstract unix socket named after the job and the user, which
 // leaves no file behind. Every other rank connects, says who it is, and receives the

@@ -1,4 +1,4 @@
-// How ranks find each other: as processes and as threads, complete and not.
+// Ranks that find each other: as processes and as threads, complete and not.
 #include "tf_ops/transport/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ int Dial(const std::string& job) {
   return connection;
 }
 
-// What a rank says first, as the other side reads it.
+// A rank's greeting, as the other side reads it.
 struct Greeting {
   char magic[8] = {'k', 'e', 'r', 'a', 's', 'h', 'v', 'd'};
   char version[32] = {};

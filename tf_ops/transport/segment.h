@@ -30,7 +30,7 @@ struct RingState {
   alignas(64) std::atomic<uint32_t> sender_waits;
 };
 
-// How a rank has ended, as far as the rank itself could record it.
+// The way in which a rank has ended, as far as the rank itself could record it.
 enum class Departure : uint32_t {
   kNone = 0,
   kShutDown = 1,  // khvd_shutdown, or the end of its process
@@ -57,9 +57,9 @@ struct OperationHistory {
   OperationRecord records[kRecords];
 };
 
-// What a rank tells the others. Only the rank itself writes each word, with these
-// exceptions: the doorbell, `life` (where the kernel records the owner's death), and
-// the parts of the submissions that their reader writes.
+// The words of a rank that the others read. Only the rank itself writes each word, with
+// these exceptions: the doorbell, `life` (where the kernel records the owner's death),
+// and the parts of the submissions that their reader writes.
 struct RankBlock {
   Doorbell bell;
 
@@ -120,7 +120,7 @@ struct SegmentHeader {
   // JobState::DepartedAbove.
   std::atomic<uint32_t> departed_above;
   // Of each leader above that has left, one more than the decisions that it has carried
-  // out; the next one above comes first. A tree of all hosts that there can be is no
+  // out. The next one above comes first. A tree of all hosts that there can be is no
   // higher.
   static constexpr int kMostAbove = 12;
   std::atomic<uint64_t> carried_out_above[kMostAbove];

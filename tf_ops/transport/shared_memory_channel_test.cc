@@ -167,7 +167,7 @@ TEST(SharedMemoryChannelTest, EveryReceiverGetsEverythingInOrder) {
     for (const std::string& message : messages) {
       ring.sender->Queue(message);
       bytes += sizeof(uint32_t) + message.size();
-      // As who drives does it: only when it is told that there may be room.
+      // As the driving thread does it: only when it is told that there may be room.
       ring.sender->Flush();
       while (ring.written() != bytes) {
         if (!ring.sender->CanFlush() || !ring.sender->Flush()) sched_yield();

@@ -7,8 +7,9 @@
 namespace keras_hvd {
 namespace {
 
-// How many pieces, and how many bytes, one call moves. While a long call is under
-// way, the kernel puts aside what comes for the socket, and handles it afterwards.
+// How many pieces, and how many bytes, one call moves. While a long call is under way,
+// the kernel puts aside the bytes that come for the socket, and handles them
+// afterwards.
 constexpr int kMostPieces = 64;
 constexpr size_t kMostBytes = 128 << 10;
 // How many unwanted bytes one call drops.
@@ -47,7 +48,7 @@ void SocketDataLink::CheckPeer(Clock::time_point now) {
   for (const auto& carrier : carriers_) {
     if (closed()) return;
     if (!carrier->sending.waits() && !carrier->receiving.waits()) continue;
-    // Who only receives has nothing on its way.
+    // A rank that only receives has nothing on its way.
     carrier->reachability.KeepAsking();
     if (!carrier->reachability.IsLost(now)) continue;
     is_unreachable_ = true;

@@ -1,9 +1,9 @@
 // A data link over a connection, or several where the network gives one of them only a
-// part of what it can do.
+// part of its bandwidth.
 //
-// Bytes go straight from and to the callers' memory. Only what has been posted is read,
-// so a sender that is ahead is held up by the network. Several connections take turns,
-// a stripe of bytes each.
+// Bytes go straight from and to the callers' memory. Only posted bytes are read, so a
+// sender that is ahead is held up by the network. Several connections take turns, a
+// stripe of bytes each.
 #pragma once
 
 #include <sys/uio.h>
@@ -23,7 +23,7 @@ namespace keras_hvd {
 
 class SocketDataLink final : public DataLink {
  public:
-  // Takes over what a Connection does. `limit`: as DataLink's.
+  // Takes over the socket and the session as Connection does. `limit`: as DataLink's.
   explicit SocketDataLink(int socket, std::unique_ptr<TlsSession> tls = nullptr,
                           std::chrono::seconds limit = kHostTimeout);
 

@@ -1,4 +1,4 @@
-// Starting threads, and what an exception says that no caller may see: that there is no
+// Starts threads, and describes exceptions that no caller may see: that there is no
 // room for a thread, or no memory.
 #pragma once
 
@@ -19,8 +19,8 @@ std::thread StartThread(const char* name, std::function<void()> body);
 // std::bad_alloc. Raises none itself.
 Status StatusOf(const std::exception& error) noexcept;
 
-// Which limit leaves no room for another thread, as far as the system tells, and what
-// to do. The files are those of ControlGroups.
+// The limit that leaves no room for another thread, as far as the system tells, with
+// advice. The files are those of ControlGroups.
 std::string WhyNoThread(const std::string& groups_file = "/proc/self/cgroup",
                         const std::string& mount = "/sys/fs/cgroup");
 

@@ -1,4 +1,4 @@
-// Threads that the system has no room for, and what is said then.
+// Threads that the system has no room for, and the errors then.
 #include "tf_ops/transport/threads.h"
 
 #include <gtest/gtest.h>

@@ -39,7 +39,7 @@ const openssl::Functions& OpenSsl() { return g_opened.load()->functions; }
 
 }  // namespace
 
-// What OpenSSL calls.
+// The functions that OpenSSL calls.
 struct TlsCallbacks {
   static TlsSession* Of(openssl::Connection* connection) {
     return static_cast<TlsSession*>(OpenSsl().get_data(connection, 0));
@@ -243,7 +243,7 @@ int64_t TlsSession::Read(const iovec* pieces, int count) {
       const int bytes = OpenSsl().read(connection_, to, most);
       if (bytes <= 0) {
         const int64_t outcome = OutcomeOf(bytes);
-        // What ended it is found again.
+        // The cause of the end is found again.
         return total > 0 ? total : outcome;
       }
       to += bytes;
@@ -304,7 +304,7 @@ bool TlsSession::Encrypt(const iovec* pieces, int count) {
       continue;
     }
     if (!EncryptNext(shared, std::exchange(shared_bytes, 0))) return false;
-    // What is left out of a larger piece is the end of this round.
+    // A larger piece ends this round; its rest waits for the next one.
     if (!EncryptNext(data, std::min<size_t>(bytes, kBytesAtOnce))) return false;
   }
   return EncryptNext(shared, shared_bytes);

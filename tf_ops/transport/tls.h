@@ -1,8 +1,8 @@
 // TLS 1.3 over a connected socket, with a key that both ends have already.
 //
-// The key is an external pre-shared one, always together with an ephemeral exchange:
-// who learns it later cannot read what was recorded. There are no certificates, no
-// session tickets and no early data.
+// The key is an external pre-shared one, always together with an ephemeral exchange: an
+// attacker who learns it later cannot read recorded bytes. There are no certificates,
+// no session tickets and no early data.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,8 +19,8 @@
 namespace keras_hvd {
 
 // Opens OpenSSL, and sets it to nothing but this. `library`: libssl, a path or a name;
-// "": the system's. A process does so once: later calls find the same. `text`: which
-// OpenSSL this is, to read.
+// "": the system's. A process does so once: later calls find the same. `text`: its
+// version, to read.
 Status OpenTls(const std::string& library, std::string* text);
 
 // One connection. Nothing waits, and only one thread may use it at a time.
@@ -40,11 +40,11 @@ class TlsSession {
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
 
-  // What the functions below return in the place of a number of bytes.
+  // Results of the functions below in place of a number of bytes.
   static constexpr int64_t kEnded = 0;  // the other end sends no more, and says so
   static constexpr int64_t kWantsRead = -1;
   static constexpr int64_t kWantsWrite = -2;
-  static constexpr int64_t kRefused = -3;  // not what somebody with the key sends
+  static constexpr int64_t kRefused = -3;  // not from a holder of the key
   static constexpr int64_t kLost = -4;     // the socket has failed, or just ended
 
   // Returns 1 when it is complete. Needed before all else.
@@ -83,10 +83,11 @@ class TlsSession {
   int error_ = 0;
   bool has_ended_writing_ = false;
 
-  // What came from the socket and OpenSSL has not taken yet.
+  // Bytes that came from the socket and that OpenSSL has not taken yet.
   const std::unique_ptr<char[]> received_;
   size_t received_begin_ = 0, received_end_ = 0;
-  // What OpenSSL has encrypted and the socket has not taken yet: of `taken_` bytes.
+  // Bytes that OpenSSL has encrypted, from `taken_` ones, and that the socket has not
+  // taken yet.
   std::string unsent_;
   size_t sent_ = 0;
   int64_t taken_ = 0;

@@ -1,5 +1,5 @@
-// TlsSession: what it carries, and what it makes of those who do not have the key, of
-// changed bytes, and of an end that nobody announced.
+// TlsSession: the bytes that it carries, and its answers to peers without the key, to
+// changed bytes, and to an end that nobody announced.
 #include "tf_ops/transport/tls.h"
 
 #include <gmock/gmock.h>
@@ -25,10 +25,10 @@ using testing::StartsWith;
 using Role = TlsSession::Role;
 
 constexpr size_t kHeaderBytes = 5;
-constexpr size_t kTagBytes = 17;  // with the type of what is inside
+constexpr size_t kTagBytes = 17;  // with the type of the content
 
-// Two sockets each, connected by what happens in between: the client's end and the
-// near end, the far end and the server's.
+// Two sockets each, connected by the test in between: the client's end and the near
+// end, the far end and the server's.
 class TlsTest : public testing::Test {
  protected:
   TlsTest() {
@@ -46,7 +46,7 @@ class TlsTest : public testing::Test {
     server_ = OpenSession(far_[1], Role::kServer, of_server);
   }
 
-  // What has come at one of the ends in between.
+  // Takes the bytes that have come at one of the ends in between.
   static std::string Take(int end) {
     static char taken[1 << 16];
     const ssize_t count = recv(end, taken, sizeof(taken), 0);
@@ -187,7 +187,7 @@ TEST_F(TlsTest, WhatWasTakenInIsReadWithoutTheSocket) {
   EXPECT_EQ(received, kText + kText + kText);
 }
 
-// Who got fewer bytes than asked for sleeps until the socket has more.
+// A reader that got fewer bytes than it asked for sleeps until the socket has more.
 TEST_F(TlsTest, ReadsAllThatHasCome) {
   ShakeHandsThroughBoth();
   for (int i = 0; i < 3; ++i) Write(client_.get(), kText);

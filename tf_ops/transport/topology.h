@@ -1,5 +1,5 @@
-// Which ranks share a host, and so its memory and its cores, and how hosts are
-// connected.
+// The ranks that share a host, and so its memory and its cores, and the connections of
+// the hosts.
 //
 // The lowest rank of a host is its leader: it speaks for the host. Leaders form a tree
 // whose root is the coordinator's host.

@@ -1,4 +1,5 @@
-// What NCCL's header names of the CUDA runtime, of which parts are in several packages.
+// The names of the CUDA runtime that NCCL's header uses. Parts of the runtime are in
+// several packages.
 #pragma once
 
 typedef struct CUstream_st* cudaStream_t;

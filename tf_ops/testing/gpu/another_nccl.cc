@@ -1,4 +1,4 @@
-// An NCCL of another version, of which nothing else works: what calls its functions in
+// An NCCL of another version, of which nothing else works: a caller of its functions in
 // place of the stand-in's fails.
 #include <string_view>
 

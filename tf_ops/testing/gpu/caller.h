@@ -1,4 +1,4 @@
-// For tests of what callers with tensors on a GPU use.
+// For tests of functions for callers with tensors on a GPU.
 #pragma once
 
 #include "tf_ops/testing/gpu/stand_in.h"

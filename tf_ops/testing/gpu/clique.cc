@@ -147,8 +147,8 @@ void GroupItem::Join(const Request& request, int position, int collectives) {
   parts_.push_back(std::move(part));
 }
 
-// Calls of one group run in no order: none may write what another uses. One call's own
-// memory may be the same, but not in part.
+// Calls of one group run in no order: none may write memory that another uses. One
+// call's own memory may be the same, but not in part.
 void GroupItem::CheckOverlaps() const {
   for (const Part& part : parts_) {
     const Request& request = part.request;
@@ -198,7 +198,7 @@ void GroupItem::AddNeeds(std::vector<Place>* needs) const {
   }
 }
 
-// Whether all its memory is still there. What is not, is used too late.
+// Whether all its memory is still there. Freed memory is used too late.
 bool GroupItem::UseMemory() {
   if (!usable_) return false;
   for (const Part& part : parts_) {

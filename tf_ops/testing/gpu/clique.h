@@ -1,6 +1,6 @@
-// The communicators of the NCCL stand-in, and what their members do on their streams.
+// The communicators of the NCCL stand-in, and their members' work on their streams.
 //
-// A clique is what the members' communicators have in common. The n-th collective of
+// A clique is the common part of the members' communicators. The n-th collective of
 // each member meets the n-th of the others, the n-th message from one to another meets
 // its n-th receive. Each member reads its input and writes its output on its own
 // stream.
@@ -48,7 +48,7 @@ struct Request {
   size_t count = 0;
   nccl::Type type = nccl::Type::kFloat32;
   nccl::Op op = nccl::kSum;
-  std::shared_ptr<MadeOp> made;  // what `op` is, if it was made
+  std::shared_ptr<MadeOp> made;  // `op`, if it was made
   int peer = 0;                  // or the root
   nccl::Comm communicator = nullptr;
   cuda::Stream stream = nullptr;
@@ -58,7 +58,7 @@ struct Request {
   size_t output_bytes() const;
 };
 
-// What a member brings to a meeting.
+// A member's part of a meeting.
 struct Contribution {
   std::string signature;  // must be the others'
   Place place;
@@ -67,8 +67,8 @@ struct Contribution {
   std::vector<char> scale;
 };
 
-// Where the same call of all who take part meets. A message's parts are its sender and
-// its receiver.
+// The meeting of the same call of all members that take part. A message's parts are its
+// sender and its receiver.
 struct Meeting {
   explicit Meeting(int size) : parts(size), running(size) {}
   std::vector<std::shared_ptr<Contribution>> parts;
@@ -109,7 +109,7 @@ struct CommState {
   std::shared_ptr<stand_in::Clique> clique;
   int index = 0;
   bool blocking = false;
-  bool shares = false;     // its flag for aborts with what is split from it
+  bool shares = false;     // its flag for aborts with its parts
   bool connected = false;  // it has been used, as the other members may wait for
   bool live = true;
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
@@ -117,12 +117,12 @@ struct CommState {
   Result error = Result::kSuccess;
   std::string error_text;
 
-  // What is in progress: ends at the poll after so many, if it is ready by then.
+  // The work in progress: ends at the poll after `polls_left`, if it is ready.
   bool in_progress = false;
   int polls_left = 0;
   std::function<bool()> ready;
   std::function<void()> finish;
-  std::function<void()> abandon;  // what an abort leaves of it
+  std::function<void()> abandon;  // called by an abort
 
   uint64_t collectives = 0;
   uint64_t splits = 0;
@@ -151,7 +151,7 @@ class GroupItem : public Item {
   void Placed(const Place& place) override;
 
   const Place& place() const { return place_; }
-  // What the others have not met yet, they never will.
+  // Calls that the others have not met yet, they never will.
   void Withdraw();
 
  private:
@@ -180,7 +180,7 @@ class GroupItem : public Item {
 
 std::string Name(nccl::Comm communicator);
 const char* Name(Request::Kind kind);
-// "" if a collective may use the memory now; otherwise what it is.
+// "" if a collective may use the memory now; otherwise the memory's state.
 std::string Problem(const void* memory, size_t bytes);
 
 }  // namespace keras_hvd::stand_in

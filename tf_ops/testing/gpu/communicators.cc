@@ -76,11 +76,11 @@ void SetError(Comm communicator, Result error, const std::string& text) {
   communicator->error_text = text;
 }
 
-// ---- What goes on behind a call
+// ---- Work behind a call
 
 void Advance(Comm communicator) {
   if (!communicator->in_progress) return;
-  // The caller of a blocking one is inside of the call, which ends as it would.
+  // The caller of a blocking one is inside the call, which ends as it would.
   if (communicator->error != Result::kSuccess && !communicator->blocking) return;
   if (Machine::Get().IsProgressHeld(communicator->index)) return;
   if (communicator->polls_left > 0) {
@@ -105,7 +105,7 @@ Result Begin(Comm communicator, std::function<bool()> ready,
       Advance(communicator);
       return !communicator->in_progress || *communicator->aborted;
     };
-    // Asks again and again: a stream may hold back what nobody has asked for.
+    // Asks again and again: a stream may hold back work that nobody has asked for.
     while (!lock->AwaitUntil(Machine::Get().changed(),
                              std::chrono::steady_clock::now() + kPoll, ended)) {
     }

@@ -1,5 +1,5 @@
 // All communicators of the process in the NCCL stand-in: how they are made, split and
-// aborted, and what goes on behind a call that has returned.
+// aborted, and the work behind a call that has returned.
 //
 // All of it with the machine's lock.
 #pragma once
@@ -42,17 +42,17 @@ void SetError(nccl::Comm communicator, nccl::Result error, const std::string& te
 // which an abort ends with an error.
 nccl::Result Begin(nccl::Comm communicator, std::function<bool()> ready,
                    std::function<void()> finish, Machine::Lock* lock);
-// Ends what was in progress, if it can.
+// Ends the work in progress, if it can.
 void Advance(nccl::Comm communicator);
 
 bool AllHaveChosen(const Clique::Split& split);
 void FinishSplit(nccl::Comm parent, uint64_t number, nccl::Comm* part,
                  const nccl::Config& config);
-// What is left of a split that has not ended when its parent is aborted: as in NCCL, a
-// part that cannot be used, and has to be given back.
+// Gives up a split that has not ended when its parent is aborted. As in NCCL, this
+// leaves a part that cannot be used, and has to be given back.
 void AbandonSplit(nccl::Comm parent, nccl::Comm* part, const nccl::Config& config);
-// Ends what it and those that share its flag do and wait for. Returns whether they had
-// anything on a GPU.
+// Ends the work and the waits of this one and of those that share its flag. Returns
+// whether they had anything on a GPU.
 bool Abort(nccl::Comm communicator);
 
 }  // namespace keras_hvd::stand_in

@@ -552,7 +552,7 @@ Result cuGetErrorString(Result result, const char** text) {
 
 }  // extern "C"
 
-// They are what the engine takes them for.
+// They have the types that the engine gives them.
 #define KERAS_HVD_SAME(function, member)            \
   static_assert(std::is_same_v<decltype(&function), \
                                decltype(keras_hvd::cuda::Functions::member)>)

@@ -13,13 +13,13 @@ namespace keras_hvd::stand_in {
 namespace {
 
 constexpr int kMaxDevices = 64;
-// An event that has been asked for so often is not delayed any more.
+// An event that has been asked for this often is not delayed any more.
 constexpr int kPatience = 6;
-// Memory given back that stays there, so that who still uses it is found.
+// Memory given back that stays there, so that its late users are found.
 constexpr size_t kQuarantine = 64 << 20;
 constexpr size_t kAlignment = 256;
 
-// What the calling thread is.
+// The state of the calling thread.
 struct ThreadState {
   uint64_t generation = 0;
   int rank = -1;
@@ -258,7 +258,7 @@ Leaks Machine::CountLeaks() {
 // ---- Calls
 
 bool Machine::Enter(Call call, int32_t* code, bool* asynchronous) {
-  contexts_of_thread();  // what the thread knows is of this generation
+  contexts_of_thread();  // the thread's state is of this generation
   char name[16] = "";
   pthread_getname_np(pthread_self(), name, sizeof(name));
   call.thread = name;
@@ -314,7 +314,7 @@ cuda::Stream Machine::NewStream(cuda::Context context) {
 
 void Machine::DestroyStream(cuda::Stream stream) {
   stream->live = false;
-  // What is on it still runs; its thread ends behind it.
+  // Items on it still run; its thread ends behind them.
   stream->released = stream->last;
   stream->leaving = stream->queue.empty();
   WakeAll();
@@ -367,7 +367,7 @@ bool Machine::CanStart(const cuda::StreamState& stream) const {
 void Machine::StartThread(cuda::Stream stream) {
   if (stream->has_thread) return;
   stream->has_thread = true;
-  // Seen by the sanitizer: what starts a thread comes before all of it.
+  // Seen by the sanitizer: the start of a thread comes before all of it.
   const bool was_hidden = hidden;
   if (was_hidden) Show();
   std::thread([this, stream] { Work(stream); }).detach();
@@ -449,7 +449,7 @@ void Machine::Demand(const Place& place, int* polls) {
   Release(chosen->second.stream, chosen->second.number);
 }
 
-// ---- Who waits for whom
+// ---- Waits between streams
 
 // The streams whose present work has to end before the stream's own can go on.
 std::vector<cuda::Stream> Machine::Blockers(const cuda::StreamState& stream) const {
@@ -550,7 +550,7 @@ std::string Machine::Problem(const void* memory, size_t bytes, bool on_host) con
   return "";
 }
 
-// Seen by the sanitizer: who still uses the memory has a race with this.
+// Seen by the sanitizer: a late user of the memory has a race with this.
 void Machine::FillWithGarbage(void* memory, size_t bytes) {
   uint64_t state = Random();
   const bool was_hidden = hidden;

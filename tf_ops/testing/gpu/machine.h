@@ -1,7 +1,7 @@
 // The machine that the stand-ins pretend: devices, streams, memory, and the scheduler
 // that runs the streams' work in the worst order that events allow.
 //
-// One lock guards all of it; what touches a test's memory runs without the lock.
+// One lock guards all of it. Code that touches a test's memory runs without the lock.
 #pragma once
 
 #include <condition_variable>
@@ -36,13 +36,13 @@ struct Place {
   uint64_t number = 0;
 };
 
-// What is put on a stream.
+// Work that is put on a stream.
 class Item {
  public:
   virtual ~Item() = default;
   virtual std::string text() const = 0;
 
-  // With the lock: whether it may start, and then whether what it waits for has come.
+  // With the lock: whether it may start, and then whether it may finish.
   virtual bool CanStart() { return true; }
   virtual bool CanFinish() { return true; }
   // Without the lock, on the stream's thread.
@@ -50,7 +50,7 @@ class Item {
   virtual void Finish() {}
   // With the lock: it has run.
   virtual void Ended() {}
-  // What has to run, or to start, before it can finish.
+  // Adds the items that have to run, or to start, before it can finish.
   virtual void AddNeeds(std::vector<Place>*) const {}
   virtual void Placed(const Place&) {}
 
@@ -77,7 +77,7 @@ struct ContextState {
 };
 
 struct StreamState {
-  // When its items run: at once; when they are asked for; now so and now so.
+  // When its items run: at once; when they are asked for; or now this way and now that.
   enum class Pace { kEager, kLazy, kMixed };
 
   int id = 0;
@@ -196,7 +196,7 @@ class Machine : public Control {
 
   void* Allocate(size_t bytes, bool on_host);
   bool Free(void* memory, bool on_host);
-  // "" if all of it may be used now; otherwise what it is.
+  // "" if all of it may be used now; otherwise its state.
   std::string Problem(const void* memory, size_t bytes, bool on_host) const;
   void FillWithGarbage(void* memory, size_t bytes);
 
@@ -213,7 +213,7 @@ class Machine : public Control {
   bool IsHeld(int member) const { return held_members_.count(member) > 0; }
   bool IsProgressHeld(int member) const { return held_progress_.count(member) > 0; }
 
-  // What NCCL's library has of its own.
+  // Hooks that NCCL's library sets.
   std::function<void()> reset_nccl = [] {};
   std::function<void(Leaks*)> count_nccl = [](Leaks*) {};
 

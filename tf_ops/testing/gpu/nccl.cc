@@ -32,7 +32,7 @@ const char* const kErrorTexts[] = {"no error",
                                    "remote process exited or there was a network error",
                                    "NCCL operation in progress"};
 
-// What the calling thread has asked for since ncclGroupStart.
+// The calling thread's calls since ncclGroupStart.
 struct Group {
   explicit Group(uint64_t generation) : generation(generation) {}
 
@@ -127,8 +127,8 @@ bool IsValid(const Config& config) {
          config.version >= static_cast<unsigned int>(nccl::kOldestVersion);
 }
 
-// What a blocking communicator waits for within a call. The first time that it is used
-// for a collective its members meet, and a GPU's queue may be full.
+// Whether a blocking communicator may go on within a call. When it is first used for a
+// collective its members meet, and a GPU's queue may be full.
 bool CanEnqueue(Comm communicator, bool meets, int* polls) {
   if (!communicator->blocking) return true;
   if (meets && !std::exchange(communicator->connected, true)) Machine::Get().WakeAll();
@@ -200,7 +200,7 @@ Result EndGroup(Entry* entry, Lock* lock) {
   return result;
 }
 
-// What is wrong with a call; "" if nothing.
+// The error of a call; "" if none.
 std::string Wrong(const Request& request) {
   const Comm communicator = request.communicator;
   if (static_cast<uint32_t>(request.type) > static_cast<uint32_t>(Type::kFloat8e5m2)) {
@@ -411,7 +411,7 @@ Result ncclCommDestroy(Comm communicator) {
   return Result::kSuccess;
 }
 
-// Also when it is made to fail: nothing else could end what is enqueued.
+// Also when it is made to fail: nothing else could end the enqueued work.
 Result ncclCommAbort(Comm communicator) {
   Lock lock(Machine::Get());
   Entry entry("ncclCommAbort", "", communicator);
@@ -544,7 +544,7 @@ Result ncclRecv(void* output, size_t count, Type type, int peer, Comm communicat
 
 }  // extern "C"
 
-// They are what the engine takes them for.
+// They have the types that the engine gives them.
 #define KERAS_HVD_SAME(function, member)            \
   static_assert(std::is_same_v<decltype(&function), \
                                decltype(keras_hvd::nccl::Functions::member)>)

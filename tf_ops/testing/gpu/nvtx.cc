@@ -127,7 +127,7 @@ keras_hvd::stand_in::Nvtx* keras_hvd_nvtx_stand_in() { return &Recorder::Get(); 
 
 }  // extern "C"
 
-// They are what the engine takes them for.
+// They have the types that the engine gives them.
 #define KERAS_HVD_SAME(function, member)            \
   static_assert(std::is_same_v<decltype(&function), \
                                decltype(keras_hvd::cuda::nvtx::Functions::member)>)

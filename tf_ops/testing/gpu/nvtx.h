@@ -1,5 +1,5 @@
-// What a test is told of the library that stands in for NVTX: the ranges that have been
-// begun and ended there, and what was wrong with them.
+// A test's view of the library that stands in for NVTX: the ranges that have been begun
+// and ended there, and their errors.
 #pragma once
 
 #include <dlfcn.h>

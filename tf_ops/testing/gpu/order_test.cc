@@ -1,5 +1,5 @@
-// What the stand-ins are for: ranks that order their streams with events have the right
-// results whatever the seed, and where one wait is left out, that shows.
+// The purpose of the stand-ins: ranks that order their streams with events have the
+// right results whatever the seed, and where one wait is left out, that shows.
 #include <algorithm>
 #include <atomic>
 
@@ -65,7 +65,7 @@ bool Train(Rank& rank, nccl::Comm communicator, Fault fault) {
   return right;
 }
 
-// What fails on purpose says so to nobody.
+// Deliberate failures are reported to nobody.
 void BeQuiet() {
   for (FILE* stream : {stdout, stderr}) {
     if (freopen("/dev/null", "w", stream) == nullptr) _exit(4);

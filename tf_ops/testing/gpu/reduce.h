@@ -24,7 +24,7 @@ inline const char* Name(nccl::Type type) {
   return kNames[static_cast<int>(type)];
 }
 
-// A member's elements, and what each is multiplied with first; null: nothing.
+// A member's elements, and the factor that multiplies each first; null: none.
 struct ReduceInput {
   const char* data = nullptr;
   const char* scale = nullptr;

@@ -1,14 +1,14 @@
 // For tests of the GPU path without a GPU: libraries that stand in for CUDA's driver
-// and NCCL, and what a test can have them do.
+// and NCCL, and a test's control of them.
 //
 // Ranks are threads of one process. Device memory is host memory. Each stream is a
 // thread, and a seed decides which of them run at once and which hold their work back
-// until somebody asks for the event behind it; so a missing wait gives wrong data, or
-// a race that the thread sanitizer reports. Which calls were made is recorded, and what
-// is wrong with them is a violation: a test ends with none, and with nothing leaked.
+// until somebody asks for the event behind it. So a missing wait gives wrong data, or a
+// race that the thread sanitizer reports. Calls are recorded, and a wrong call is a
+// violation: a test ends with none, and with nothing leaked.
 //
-// Environment variables set what a process starts with that a test does not control:
-// KERAS_HVD_STAND_IN_SEED, _DEVICES, _NCCL_VERSION and _COMPUTE_CAPABILITY.
+// Environment variables set the initial state of a process that a test does not
+// control: KERAS_HVD_STAND_IN_SEED, _DEVICES, _NCCL_VERSION and _COMPUTE_CAPABILITY.
 #pragma once
 
 #include <dlfcn.h>
@@ -57,7 +57,7 @@ struct Call {
   std::string function;
   std::string arguments;          // for people: "stream 3, event 7"
   std::string thread;             // its name
-  int rank = -1;                  // what the thread said that it is
+  int rank = -1;                  // as the thread has said
   cuda::Stream stream = nullptr;  // of those that have one
   nccl::Comm communicator = nullptr;
   int member = -1;           // this rank's place in the communicator
@@ -65,7 +65,7 @@ struct Call {
   int64_t times = 1;         // the same again and again, as polls are
 };
 
-// What is still there, and should be given back.
+// Objects that are still there, and should be given back.
 struct Leaks {
   int streams = 0;
   int events = 0;
@@ -120,13 +120,13 @@ class Control {
   // The same for the collectives of this member of each communicator; an abort ends
   // them in any case.
   virtual void HoldCollectives(int member, bool on) = 0;
-  // Nothing goes on behind the calls of this member of each communicator: what they say
-  // is in progress stays so.
+  // Nothing goes on behind the calls of this member of each communicator: calls in
+  // progress stay so.
   virtual void HoldProgress(int member, bool on) = 0;
-  // A blocking communicator's call waits while so many of its groups have not run. 0:
+  // A blocking communicator's call waits while this many of its groups have not run. 0:
   // never.
   virtual void LimitQueue(int groups) = 0;
-  // What aborts collectives returns so late: the GPU looks for an abort now and then.
+  // Aborts of collectives return this late: the GPU looks for an abort now and then.
   virtual void SlowAborts(std::chrono::milliseconds late) = 0;
 
   // Streams that wait for each other and will for ever, and for what; "" for none.

@@ -88,7 +88,7 @@ class Rank {
     events_.push_back(event);
     return event;
   }
-  // What is put on `later` from now on runs behind what is on `earlier` now.
+  // Later work on `later` runs behind the present work on `earlier`.
   void Order(cuda::Stream earlier, cuda::Stream later) {
     Expect(Cuda().stream_wait_event(later, Record(earlier), 0));
   }
@@ -109,7 +109,7 @@ class Rank {
   std::vector<cuda::Event> events_;
 };
 
-// Waits for what is in progress, and gives how it ended.
+// Waits for the work in progress, and returns its result.
 inline nccl::Result End(nccl::Comm communicator) {
   nccl::Result error = nccl::Result::kInProgress;
   while (error == nccl::Result::kInProgress) {

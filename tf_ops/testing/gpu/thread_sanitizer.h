@@ -1,5 +1,5 @@
-// What the thread sanitizer is to know of the stand-ins' scheduling: nothing but the
-// order that CUDA promises.
+// Hides the stand-ins' scheduling from the thread sanitizer, but for the order that
+// CUDA promises.
 //
 // The scheduler has one lock, and each pass through it would order all that was done
 // before it in one thread before all that follows in another: no race between two
@@ -39,7 +39,7 @@ inline void Show() {
 #endif
 }
 
-// What this thread has done so far comes before what follows an Observe of the same.
+// This thread's work so far comes before all that follows an Observe of the same.
 inline void Publish([[maybe_unused]] void* what) {
 #if defined(__SANITIZE_THREAD__)
   const bool was_hidden = hidden;
