@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.backends.tensorflow.same_job import Membership
 from keras_hvd.data import plan as plans
 from keras_hvd.data import shuffling
 from keras_hvd.exceptions import MismatchError
@@ -151,7 +151,9 @@ class Position(tf.train.experimental.PythonState):
             RankFailedError: another rank died or left.
         """
         plan = self._require_plan("state")
-        self._place.require_same("Position", "Restore what state() gave before, there")
+        self._membership.require_same(
+            "Position", "Restore what state() gave before, there"
+        )
         with self._lock:
             own = (self._epoch, self._inside, self._parts, self._digest_of_rest())
         of_ranks = allgather_object(
@@ -220,7 +222,7 @@ class Position(tf.train.experimental.PythonState):
                     "from_files: this Position belongs to another dataset already"
                 )
             self._plan, self._process_set = plan, process_set
-            self._place = Place(process_set)
+            self._membership = Membership(process_set)
             restored, self._restored = self._restored, None
             try:
                 if restored is None:

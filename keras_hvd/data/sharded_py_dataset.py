@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.backends.tensorflow.same_job import Membership
 from keras_hvd.data.part import digest
 from keras_hvd.data.shard import place_in
 from keras_hvd.job import basics
@@ -92,7 +92,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
             seed = basics.whole_number("ShardedPyDataset", "seed", seed)
         # Stored here, because forked workers cannot ask the engine.
         self._size, self._rank = place_in(process_set, "ShardedPyDataset")
-        self._place = Place(process_set)
+        self._membership = Membership(process_set)
         super().__init__(
             workers=inner.workers,
             use_multiprocessing=inner.use_multiprocessing,
@@ -116,7 +116,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
         Keras reads it when a pass begins, and not within one.
         """
-        self._place.require_same("ShardedPyDataset", _REMEDY)
+        self._membership.require_same("ShardedPyDataset", _REMEDY)
         self._begin_pass()
         count = self.inner.num_batches
         if count is None:
@@ -151,7 +151,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
         changes here and not in `on_epoch_begin`, because Keras starts an epoch's
         workers before that. Keras also calls this once before the first epoch.
         """
-        self._place.require_same("ShardedPyDataset", _REMEDY)
+        self._membership.require_same("ShardedPyDataset", _REMEDY)
         with self._same_random_numbers("end"):
             self.inner.on_epoch_end()
         self._epoch += 1

@@ -8,13 +8,19 @@ from collections.abc import Callable, Sequence
 
 from keras_hvd.exceptions import LibraryError, RendezvousError
 from keras_hvd.job import settings
-from keras_hvd.launch import command_line, guardian, other_launchers, recorded, share
+from keras_hvd.launch import (
+    command_line,
+    guardian,
+    node_ranks,
+    other_launchers,
+    recorded,
+)
 from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.recording import files
-from keras_hvd.world.rendezvous.nodes import NotMetError, Share
+from keras_hvd.world.rendezvous.nodes import NodeRanks, NotMetError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,8 +52,8 @@ def run(options: Options) -> int:
         if options.dry_run:
             print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
             return 0
-        own, others = share.of_this_host(options)
-        share.check_size(own.size, os.environ)
+        own, others = node_ranks.of_this_host(options)
+        node_ranks.check_size(own.size, os.environ)
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return TRY_AGAIN if isinstance(error, NotMetError) else CANNOT_START
@@ -60,7 +66,7 @@ def run(options: Options) -> int:
 
 
 def _on_other_hosts(options: Options) -> int:
-    share.check_size(options.ranks, os.environ)
+    node_ranks.check_size(options.ranks, os.environ)
     handed = other_launchers.hand_over(options, os.environ)
     if options.dry_run:
         print(handed.described(options.variables))
@@ -70,12 +76,12 @@ def _on_other_hosts(options: Options) -> int:
         told = handed.with_variables({} if kept is None else kept.variables)
         return HandedOver(options, told, held, mask, kept)
 
-    return _run(options, Share(0, options.ranks, ""), job)
+    return _run(options, NodeRanks(0, options.ranks, ""), job)
 
 
 def _run(
     options: Options,
-    own: Share,
+    own: NodeRanks,
     job: Callable[[int, set[int], Recorded | None], Job],
 ) -> int:
     """Runs a job, with this host's recording."""

@@ -24,7 +24,7 @@ import cloudpickle
 from keras_hvd.backends.current import allocator
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import cores
-from keras_hvd.launch import share
+from keras_hvd.launch import node_ranks
 from keras_hvd.launch.exchange import Caller
 from keras_hvd.world import environment
 
@@ -148,7 +148,7 @@ def serve_caller() -> int:
 def _horovods(place: environment.World) -> dict[str, str]:
     """Horovod's variables, without the hosts' numbers: ranks have not met yet."""
     names = "rank", "size", "local_rank", "local_size"
-    return share.of_horovod({name.upper(): getattr(place, name) for name in names})
+    return node_ranks.of_horovod({name.upper(): getattr(place, name) for name in names})
 
 
 def _exit_code(made: Outcome) -> int:

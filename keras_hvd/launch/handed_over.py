@@ -26,7 +26,7 @@ from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.status import RankEnd
 from keras_hvd.world.rendezvous import open_files
-from keras_hvd.world.rendezvous.nodes import Share
+from keras_hvd.world.rendezvous.nodes import NodeRanks
 
 # Text that may become a tag when more of it has come.
 _BEGUN_TAG = re.compile(
@@ -154,8 +154,8 @@ class HandedOver(Job):
         signal_mask: set[int],
         recorded: Recorded | None,
     ):
-        share = Share(0, options.ranks, "")
-        super().__init__(options, share, guardian, signal_mask, recorded)
+        ranks = NodeRanks(0, options.ranks, "")
+        super().__init__(options, ranks, guardian, signal_mask, recorded)
         self._handed = handed
         self._tails: dict[int, Tail] = {}
         self._own = Tail(rank.TAIL_LINES)

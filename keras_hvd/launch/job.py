@@ -20,15 +20,15 @@ from keras_hvd.backends.current import allocator
 from keras_hvd.job import cores, process_limit
 from keras_hvd.launch import processes, rank, report
 from keras_hvd.launch.memory import OutOfMemoryWatch
+from keras_hvd.launch.node_ranks import environment_of
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import Screen, Stream, Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.separate import SeparateTrainings
-from keras_hvd.launch.share import environment_of
 from keras_hvd.launch.status import RankEnd, Status
 from keras_hvd.world.rendezvous import joined
-from keras_hvd.world.rendezvous.nodes import Others, Share
+from keras_hvd.world.rendezvous.nodes import NodeRanks, OtherNodes
 
 FORWARDED = (
     signal.SIGINT,
@@ -71,25 +71,25 @@ class Job:
     def __init__(
         self,
         options: Options,
-        share: Share,
+        ranks: NodeRanks,
         guardian: int,
         signal_mask: set[int],
         recorded: Recorded | None = None,
-        others: Others | None = None,
+        others: OtherNodes | None = None,
     ):
         self._options = options
-        self._share = share
+        self._node_ranks = ranks
         self._guardian = guardian
         self._recorded = recorded
         self._others = others
-        self._joined = _listening_for_ranks(share)
+        self._joined = _listening_for_ranks(ranks)
         self._has_joined = False
         self._failed_elsewhere = ""
         self._ended = ""
         self._stdout = Screen(1)
         self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
         self._memory = OutOfMemoryWatch()
-        self._separate = SeparateTrainings(share)
+        self._separate = SeparateTrainings(ranks)
         self._ranks: list[Rank] = []
         self._streams: list[Stream] = []
         self._stopped: list[int] = []
@@ -179,7 +179,7 @@ class Job:
 
     def _start(self) -> None:
         options = self._options
-        self._note(f"job {self._share.job} runs {shlex.join(options.command)}")
+        self._note(f"job {self._node_ranks.job} runs {shlex.join(options.command)}")
         bound: list[set[int] | None] = [None] * options.ranks
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
@@ -195,8 +195,8 @@ class Job:
             **allocator.variables(given),
         }
         for here in range(options.ranks):
-            number = self._share.first_rank + here
-            environment = environment_of(here, self._share, options, of_all)
+            number = self._node_ranks.first_rank + here
+            environment = environment_of(here, self._node_ranks, options, of_all)
             started = rank.start(
                 number, options, environment, bound[here], self._stdout, self._stderr
             )
@@ -210,7 +210,7 @@ class Job:
         recorded = self._recorded
         if recorded is None or recorded.listener is None:
             return
-        status = Status(recorded.folder, self._share.size, self._rank_ends)
+        status = Status(recorded.folder, self._node_ranks.size, self._rank_ends)
         try:
             recorded.listener.serve(status)
         except RuntimeError:
@@ -496,12 +496,12 @@ class Job:
             self._say(line)
 
 
-def _listening_for_ranks(share: Share) -> socket.socket | None:
+def _listening_for_ranks(ranks: NodeRanks) -> socket.socket | None:
     """A socket on which a rank tells that it has joined; None if that is impossible."""
-    if not share.job:
+    if not ranks.job:
         return None
     try:
-        return joined.listen(share.job, share.first_rank)
+        return joined.listen(ranks.job, ranks.first_rank)
     except OSError:
         return None
 

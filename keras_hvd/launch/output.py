@@ -194,7 +194,7 @@ class WholeLines:
         )
 
 
-class Settled:
+class CarriageReturnFilter:
     """Removes carriage returns from a live stream, and the text that they rewrite.
 
     Text before a line's first carriage return passes at once.
@@ -206,9 +206,9 @@ class Settled:
         self._state: bytes | None = None
         """The text after the line's last carriage return; None before the first."""
 
-    def settle(self, data: bytes) -> bytes:
+    def filter(self, data: bytes) -> bytes:
         """Takes the next bytes and returns those that can be shown now."""
-        return b"".join(map(self._settle, _PIECES.findall(data)))
+        return b"".join(map(self._filter, _PIECES.findall(data)))
 
     def finish(self) -> bytes:
         """Returns the rest at the end of the stream."""
@@ -217,7 +217,7 @@ class Settled:
             return b""
         return (b"\n" if self._has_begun else b"") + _STYLES.sub(b"", state)
 
-    def _settle(self, piece: bytes) -> bytes:
+    def _filter(self, piece: bytes) -> bytes:
         text = piece.rstrip(b"\r\n")
         end = piece[len(text) :]
         if not self._has_begun or self._is_rewinding:
@@ -243,14 +243,16 @@ class Settled:
 class LiveLines:
     """Formats a stream that is shown at once, unfinished lines included.
 
-    The prefix appears again when a line is rewritten. `settled` removes carriage
+    The prefix appears again when a line is rewritten. `returns` removes carriage
     returns; None leaves them in.
     """
 
-    def __init__(self, screen: Screen, prefix: Prefix, settled: Settled | None):
+    def __init__(
+        self, screen: Screen, prefix: Prefix, returns: CarriageReturnFilter | None
+    ):
         self._screen = screen
         self._prefix = prefix
-        self._settled = settled
+        self._returns = returns
         self._held = b""
         self._is_rewinding = False
         self.shown = b""
@@ -263,8 +265,8 @@ class LiveLines:
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes and shows all of them except an unfinished line."""
-        if self._settled is not None:
-            data = self._settled.settle(data)
+        if self._returns is not None:
+            data = self._returns.filter(data)
         data = self._held + data
         ended = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._held = data[ended:]
@@ -277,8 +279,8 @@ class LiveLines:
 
     def finish(self) -> None:
         """Ends a last line that has no line end."""
-        if self._settled is not None:
-            self._held += self._settled.finish()
+        if self._returns is not None:
+            self._held += self._returns.finish()
         self.show_held()
         if self.shown:
             self.feed(b"\n")

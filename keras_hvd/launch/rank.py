@@ -16,10 +16,10 @@ from pathlib import Path
 from keras_hvd.launch import processes
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import (
+    CarriageReturnFilter,
     LiveLines,
     Prefix,
     Screen,
-    Settled,
     Stream,
     Tail,
     WholeLines,
@@ -149,7 +149,7 @@ def lines(number: int, options: Options, screen: Screen) -> LiveLines | WholeLin
     if number != 0:
         return WholeLines(screen, prefix)
     keeps_returns = screen.is_terminal or options.live_output
-    return LiveLines(screen, prefix, None if keeps_returns else Settled())
+    return LiveLines(screen, prefix, None if keeps_returns else CarriageReturnFilter())
 
 
 def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.status import Listener
-from keras_hvd.world.rendezvous.nodes import Share
+from keras_hvd.world.rendezvous.nodes import NodeRanks
 
 
 def prepare(folder: Path, options: Options) -> None:
@@ -122,12 +122,12 @@ class Recorded:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def wanted(options: Options, share: Share) -> Recorded | None:
+def wanted(options: Options, ranks: NodeRanks) -> Recorded | None:
     """The recording of this host, if any: only rank 0's host makes a report.
 
     Raises OSError as `Recorded` does.
     """
-    report = options.report if share.first_rank == 0 else None
+    report = options.report if ranks.first_rank == 0 else None
     if report is None and options.status_port is None:
         return None
     return Recorded(options, report)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_hvd.launch import guardian, processes, recorded, share
+from keras_hvd.launch import guardian, node_ranks, processes, recorded
 from keras_hvd.launch.job import CANNOT_START, Job
 from keras_hvd.launch.options import Options
 from keras_hvd.recording import files
@@ -136,7 +136,7 @@ def _be_launched(launcher: int, job: Options, output: Path) -> None:
         written = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
         for descriptor in (1, 2):
             os.dup2(written, descriptor)
-        own, _ = share.of_this_host(job)
+        own, _ = node_ranks.of_this_host(job)
         code = guardian.run(lambda held, mask: Job(job, own, held, mask))
     except BaseException:
         traceback.print_exc()

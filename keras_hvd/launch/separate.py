@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from keras_hvd.launch import processes
-from keras_hvd.world.rendezvous.nodes import Share
+from keras_hvd.world.rendezvous.nodes import NodeRanks
 
 _FIRST_PAUSE_SECONDS = 0.25
 
@@ -22,15 +22,15 @@ class SeparateTrainings:
 
     Example:
 
-    >>> separate = SeparateTrainings(Share(0, 2, "a job of this example"))
+    >>> separate = SeparateTrainings(NodeRanks(0, 2, "a job of this example"))
     >>> separate.look()
     >>> separate.warning()
     ''
     """
 
-    def __init__(self, share: Share):
-        self._size = share.size
-        self._is_first = share.first_rank == 0
+    def __init__(self, ranks: NodeRanks):
+        self._size = ranks.size
+        self._is_first = ranks.first_rank == 0
         self._trains = False
         self._pause = _FIRST_PAUSE_SECONDS
         self._look_at = 0.0

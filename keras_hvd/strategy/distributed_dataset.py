@@ -18,7 +18,7 @@ from tensorflow.python.data.ops import iterator_ops
 from keras_hvd.backends.reduce_op import Min
 from keras_hvd.backends.tensorflow.collectives import allreduce_op, submission
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
-from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.backends.tensorflow.same_job import Membership
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
@@ -183,7 +183,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
         self._process_set = process_set
-        self._place = Place(process_set)
+        self._membership = Membership(process_set)
         # The number of elements on each rank: -1 if infinite, -2 if unknown.
         self.cardinality, self.may_lack_rows = _agree(dataset, process_set)
         if self.cardinality >= 0:
@@ -199,7 +199,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def require_same_job(self) -> None:
         """Raises RuntimeError if it has the parts of another job's ranks."""
-        self._place.require_same("distributed dataset")
+        self._membership.require_same("distributed dataset")
 
     def __iter__(self) -> DistributedIterator:
         self.require_same_job()

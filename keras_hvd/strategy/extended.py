@@ -14,7 +14,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops
 
 from keras_hvd.backends.tensorflow import current_strategy, random_numbers
-from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.backends.tensorflow.same_job import Membership
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, no_rows, reduction, variables
 
@@ -76,8 +76,8 @@ class Extended(current_strategy.OwnExtended):
     ) -> None:
         super().__init__(strategy)
         self.process_set = process_set
-        self._place = Place(process_set)
-        self._size, self._rank = self._place.size, self._place.rank
+        self._membership = Membership(process_set)
+        self._size, self._rank = self._membership.size, self._membership.rank
         self._device = device
 
     def place(self) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ class Extended(current_strategy.OwnExtended):
 
         A function being traced makes the same check when it runs.
         """
-        self._place.require_same("keras_hvd.Strategy")
+        self._membership.require_same("keras_hvd.Strategy")
 
     # --- collectives ------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariab
 from keras_hvd.callbacks.coordination import surround
 
 
-class EqualStart(BroadcastGlobalVariables):
+class BroadcastInitialState(BroadcastGlobalVariables):
     """Broadcasts rank 0's initial state, which a callback may have restored there.
 
     Like every keras_hvd callback it also coordinates `fit`: rank 0 alone prints and
@@ -32,18 +32,18 @@ def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 def coordinated(callbacks: Any, model: keras.Model) -> Any:
-    """The callbacks of a `fit` under a strategy, with `EqualStart` added.
+    """The callbacks of a `fit` under a strategy, with `BroadcastInitialState` added.
 
     Example:
 
     >>> [type(each).__name__ for each in coordinated([], keras.Sequential())]
-    ['EqualStart']
+    ['BroadcastInitialState']
     """
-    start = EqualStart()
+    start = BroadcastInitialState()
     given = listed(callbacks)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return [start, *given]
-    if not any(isinstance(each, EqualStart) for each in given):
+    if not any(isinstance(each, BroadcastInitialState) for each in given):
         callbacks.callbacks.insert(0, start)
         keras.callbacks.Callback.set_model(start, model)
         surround(callbacks, model)

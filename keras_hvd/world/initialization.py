@@ -178,7 +178,7 @@ def _meet(
             part.agree(launched.job, launched.rank, members, number, timeout)
         return world, None
     basics.require_not_forked("init")
-    place = ranks.Place(
+    identity = ranks.RankIdentity(
         *(world.rank, world.size, world.local_rank, world.local_size, world.job),
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
@@ -190,10 +190,10 @@ def _meet(
     # Last: a malformed value must not become known when the others rely on this rank.
     if launched.way is None:
         where = [address.parse(str(launched.rendezvous))]
-        arranged = ranks.Arrangement(where, secret.take(os.environ))
+        point = ranks.MeetingPoint(where, secret.take(os.environ))
     else:
-        arranged = launched.way.arrange(launched, members or everyone, place, timeout)
-    meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
+        point = launched.way.arrange(launched, members or everyone, identity, timeout)
+    meeting = ranks.meet(identity, point, _wanted_links, timeout, begin_tls)
     table = meeting.table if is_whole else meeting.table.of_part()
     own = table.ranks[world.rank]
     world = dataclasses.replace(

@@ -145,7 +145,7 @@ def test_shows_the_last_state_of_progress_bars_in_a_pipe(khvdrun, rank):
         (r"\n\r\n", "[0] \n[0] \n"),
     ],
 )
-def test_settles_what_rank_0_rewrites_in_a_pipe(khvdrun, written, shown):
+def test_shows_once_the_lines_that_rank_0_rewrites_in_a_pipe(khvdrun, written, shown):
     # In one piece, and byte by byte.
     whole = khvdrun.run("-np", 1, *sh(f"printf '{written}'"), text=False)
     assert whole.stdout.decode() == shown

@@ -170,9 +170,9 @@ group = gathering.Group(
 )
 loop = event_loop.EventLoop()
 async def leave():
-    attendee = gathering.Attendee(loop, group, deadline=float("inf"))
-    await attendee.connect()
-    loop.start(attendee.tell({"ranks": 1, "nodes": 3}))
+    client = gathering.RendezvousClient(loop, group, deadline=float("inf"))
+    await client.connect()
+    loop.start(client.tell({"ranks": 1, "nodes": 3}))
     await event_loop.pause(0)
 loop.run(leave())
 """

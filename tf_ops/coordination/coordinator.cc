@@ -282,13 +282,13 @@ void Coordinator::Settle(Entry* entry, const RankSet& members) {
       continue;
     }
     gave_zeros_ = gave_zeros_ || !joined.empty();
-    settled_.push_back({KeyOf(*description),
-                        description,
-                        members,
-                        std::move(joined),
-                        TakeInputs(members, &round),
-                        {},
-                        Times(round)});
+    pending_decisions_.push_back({KeyOf(*description),
+                                  description,
+                                  members,
+                                  std::move(joined),
+                                  TakeInputs(members, &round),
+                                  {},
+                                  Times(round)});
     round.groups.clear();
     entry->spare = std::move(round.groups);
     entry->rounds.pop_front();
@@ -372,7 +372,7 @@ void Coordinator::Agree(Entry* entry, const RankSet& members) {
   }
   if (!refusal.empty()) return FailFirst(entry, members, refusal, Owe::kNo);
   entry->rounds.pop_front();
-  settled_.push_back(
+  pending_decisions_.push_back(
       {KeyOf(*description), nullptr, {}, {}, {}, std::move(decision), {}});
 }
 
@@ -470,7 +470,7 @@ void Coordinator::FailFirst(Entry* entry, const RankSet& members,
     }
   }
   Fail(*round.description(), round.has->List(), text);
-  settled_.back().decision.departed = departed;
+  pending_decisions_.back().decision.departed = departed;
 }
 
 void Coordinator::Fail(const Description& description, RankSet ranks,
@@ -480,7 +480,8 @@ void Coordinator::Fail(const Description& description, RankSet ranks,
   failure.tensors = {KeyOf(description)};
   failure.ranks = std::move(ranks);
   failure.text = text;
-  settled_.push_back({KeyOf(description), nullptr, {}, {}, {}, std::move(failure), {}});
+  pending_decisions_.push_back(
+      {KeyOf(description), nullptr, {}, {}, {}, std::move(failure), {}});
 }
 
 // The way in which the first member that left did so; null if none has left.
@@ -503,43 +504,45 @@ void Coordinator::Leave(int rank, const std::string& how) {
   }
 }
 
-void Coordinator::Take(Settled* settled, Decision* decision) {
-  decision->tensors.push_back(std::move(settled->key));
-  if (!settled->since.empty()) {
-    decision->requests.push_back({settled->description, std::move(settled->since)});
+void Coordinator::Take(PendingDecision* pending, Decision* decision) {
+  decision->tensors.push_back(std::move(pending->key));
+  if (!pending->since.empty()) {
+    decision->requests.push_back({pending->description, std::move(pending->since)});
   }
-  if (!settled->inputs.empty()) {
-    decision->given.push_back({settled->description, std::move(settled->inputs)});
+  if (!pending->inputs.empty()) {
+    decision->given.push_back({pending->description, std::move(pending->inputs)});
   }
-  if (settled->joined.empty()) return;
-  decision->zeros.push_back({settled->description, std::move(settled->joined)});
+  if (pending->joined.empty()) return;
+  decision->zeros.push_back({pending->description, std::move(pending->joined)});
 }
 
 bool Coordinator::Next(Decision* decision) {
-  if (settled_.empty()) return false;
-  if (settled_.front().description == nullptr) {
-    *decision = std::move(settled_.front().decision);
-    settled_.pop_front();
+  if (pending_decisions_.empty()) return false;
+  if (pending_decisions_.front().description == nullptr) {
+    *decision = std::move(pending_decisions_.front().decision);
+    pending_decisions_.pop_front();
     return true;
   }
-  const std::shared_ptr<const Description> first = settled_.front().description;
+  const std::shared_ptr<const Description> first =
+      pending_decisions_.front().description;
   *decision = Decision();
   decision->type = Decision::Type::kRun;
-  decision->ranks = settled_.front().members;
+  decision->ranks = pending_decisions_.front().members;
   decision->first = first;
-  Take(&settled_.front(), decision);
-  settled_.pop_front();
+  Take(&pending_decisions_.front(), decision);
+  pending_decisions_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;
   int64_t bytes = first->bytes();
-  std::deque<Settled> left;
-  for (; !settled_.empty() && settled_.front().description != nullptr &&
+  std::deque<PendingDecision> left;
+  for (; !pending_decisions_.empty() &&
+         pending_decisions_.front().description != nullptr &&
          left.size() < kMostPassedOver;
-       settled_.pop_front()) {
-    Settled& next = settled_.front();
+       pending_decisions_.pop_front()) {
+    PendingDecision& next = pending_decisions_.front();
     const int64_t more = next.description->bytes();
-    const bool behind_its_like =
-        std::any_of(left.begin(), left.end(),
-                    [&](const Settled& other) { return other.key == next.key; });
+    const bool behind_its_like = std::any_of(
+        left.begin(), left.end(),
+        [&](const PendingDecision& other) { return other.key == next.key; });
     const bool alike = next.inputs.empty() == decision->given.empty() &&
                        CanFuse(*first, *next.description);
     if (bytes + more > fusion_bytes_ || !alike || behind_its_like) {
@@ -549,8 +552,9 @@ bool Coordinator::Next(Decision* decision) {
     bytes += more;
     Take(&next, decision);
   }
-  settled_.insert(settled_.begin(), std::make_move_iterator(left.begin()),
-                  std::make_move_iterator(left.end()));
+  pending_decisions_.insert(pending_decisions_.begin(),
+                            std::make_move_iterator(left.begin()),
+                            std::make_move_iterator(left.end()));
   return true;
 }
 

@@ -156,7 +156,7 @@ class Coordinator {
   };
   // Something settled but not yet handed out: a request that every member has submitted
   // or joined before, or a decision to pass on unchanged.
-  struct Settled {
+  struct PendingDecision {
     TensorKey key;
     std::shared_ptr<const Description> description;  // null for a decision
     RankSet members;
@@ -191,7 +191,7 @@ class Coordinator {
   std::string AgreeOnAdding(const Round& round, Decision* decision);
   std::string AgreeOnRemoving(const Description& description, Decision* decision);
   std::string WhatWaits(int32_t process_set) const;
-  static void Take(Settled* settled, Decision* decision);
+  static void Take(PendingDecision* pending, Decision* decision);
 
   int64_t fusion_bytes_;
   std::map<int32_t, RankSet> process_sets_;
@@ -201,7 +201,7 @@ class Coordinator {
   NameTable<Entry> entries_;
   RankUnions unions_;
   // One queue for both, to keep the order of the events of one name.
-  std::deque<Settled> settled_;
+  std::deque<PendingDecision> pending_decisions_;
   // Ranks that have left, and how. First one first: the others may have left because
   // of it.
   std::vector<std::pair<int, std::string>> departures_;

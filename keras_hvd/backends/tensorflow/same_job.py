@@ -12,14 +12,14 @@ _REMEDY = (
 )
 
 
-class Place:
+class Membership:
     """A rank's place in a process set when an object was made for it.
 
     Example:
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> Place(keras_hvd.global_process_set).require_same("dataset")
+    >>> Membership(keras_hvd.global_process_set).require_same("dataset")
     """
 
     def __init__(self, process_set: ProcessSet) -> None:

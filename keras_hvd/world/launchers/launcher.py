@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.world.rendezvous.ranks import Arrangement, Place
+from keras_hvd.world.rendezvous.ranks import MeetingPoint, RankIdentity
 
 
 class LaunchEnvironmentError(KerasHvdError):
@@ -58,13 +58,13 @@ class Way(abc.ABC):
         self,
         world: World,
         members: Sequence[int],
-        place: Place,
+        identity: RankIdentity,
         timeout: float,
-    ) -> Arrangement:
+    ) -> MeetingPoint:
         """Arranges where these of the ranks meet. Raises RendezvousError.
 
         All but the first of them wait until it has told them. `world` is of all ranks,
-        `place` of the members.
+        `identity` of the members.
         """
 
 

@@ -24,7 +24,7 @@ from keras_hvd.world.launchers.launcher import WayOfMpi, World
 from keras_hvd.world.rendezvous import event_loop, network_interfaces, part
 from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.listener import listen_at_free_ports
-from keras_hvd.world.rendezvous.ranks import Arrangement, Place
+from keras_hvd.world.rendezvous.ranks import MeetingPoint, RankIdentity
 from keras_hvd.world.rendezvous.secret import Secret
 
 _TAG = 29400  # MPI promises tags up to 32767
@@ -62,15 +62,15 @@ class ByMpi(WayOfMpi):
         self,
         world: World,
         members: Sequence[int],
-        place: Place,
+        identity: RankIdentity,
         timeout: float,
-    ) -> Arrangement:
+    ) -> MeetingPoint:
         ranks = communicator(self.family, world.rank, world.size)
-        if place.mpi:
+        if identity.mpi:
             require_threads()
         mpi_finalization.avoid_after_failure(self.family)
         if world.rank == members[0]:
-            return invite(ranks, members, place.interfaces)
+            return invite(ranks, members, identity.interfaces)
         return accept(ranks, members, timeout)
 
 
@@ -188,7 +188,7 @@ def _choose(family: str) -> None:
 
 def invite(
     world: Any, members: Sequence[int], interfaces: Sequence[str]
-) -> Arrangement:
+) -> MeetingPoint:
     """Makes the first of these ranks listen; its arrangement tells the others where.
 
     Raises RendezvousError.
@@ -203,7 +203,7 @@ def invite(
             f"rank 0 listens at {len(addresses)} addresses, which are too many: name "
             "one network by KERAS_HVD_NETWORK_INTERFACES"
         )
-    return Arrangement(
+    return MeetingPoint(
         addresses,
         Secret(secret),
         listening,
@@ -219,7 +219,7 @@ async def _send(world: Any, others: Sequence[int], message: bytes) -> None:
         await event_loop.pause(next(pauses))
 
 
-def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
+def accept(world: Any, members: Sequence[int], timeout: float) -> MeetingPoint:
     """Waits for the message of the first of these ranks. Raises RendezvousError."""
     message = bytearray(_MOST_BYTES)
     request = world.Irecv(message, source=members[0], tag=_TAG)
@@ -236,7 +236,7 @@ def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
     if difference:
         raise RendezvousError(f"init: {difference}")
     addresses = [Address(host, port) for host, port in content["addresses"]]
-    return Arrangement(addresses, Secret(bytes.fromhex(content["secret"])))
+    return MeetingPoint(addresses, Secret(bytes.fromhex(content["secret"])))
 
 
 def _pauses() -> Iterator[float]:

@@ -33,7 +33,7 @@ from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.connection import Stream, UnprovenError
 from keras_hvd.world.rendezvous.event_loop import EventLoop
 from keras_hvd.world.rendezvous.listener import Listener, listen, listen_at_free_ports
-from keras_hvd.world.rendezvous.ranks import Arrangement, Place
+from keras_hvd.world.rendezvous.ranks import MeetingPoint, RankIdentity
 from keras_hvd.world.rendezvous.secret import Secret
 
 # Below the ports that Linux gives to connections.
@@ -83,17 +83,17 @@ class Step(Way):
         self,
         world: World,
         members: Sequence[int],
-        place: Place,
+        identity: RankIdentity,
         timeout: float,
-    ) -> Arrangement:
+    ) -> MeetingPoint:
         if secret_module.is_set(os.environ):
             given = secret_module.take(os.environ)
-            listening = _listen(self, place.interfaces) if world.rank == 0 else []
-            return Arrangement(self.places(place.interfaces), given, listening)
+            listening = _listen(self, identity.interfaces) if world.rank == 0 else []
+            return MeetingPoint(self.places(identity.interfaces), given, listening)
         try:
             if world.rank == 0:
-                return _invite(self, place.interfaces)
-            return _accept(self, world.rank, place.interfaces, timeout)
+                return _invite(self, identity.interfaces)
+            return _accept(self, world.rank, identity.interfaces, timeout)
         except munge.UnavailableError as error:
             raise RendezvousError(
                 "srun started the ranks of this job on several nodes, and rank 0 hands "
@@ -101,7 +101,7 @@ class Step(Way):
             ) from None
 
 
-def _invite(step: Step, interfaces: Sequence[str]) -> Arrangement:
+def _invite(step: Step, interfaces: Sequence[str]) -> MeetingPoint:
     """Makes rank 0 listen; its arrangement tells the others where."""
     content = secrets.token_bytes(_SECRET_BYTES)
     with contextlib.ExitStack() as opened:
@@ -113,7 +113,7 @@ def _invite(step: Step, interfaces: Sequence[str]) -> Arrangement:
         # A failure must show before others rely on it.
         _credential(told, b"")
         opened.pop_all()
-    return Arrangement(
+    return MeetingPoint(
         places,
         Secret(content),
         meeting_at,
@@ -172,12 +172,12 @@ def _credential(told: dict[str, Any], nonce: bytes) -> bytes:
 
 def _accept(
     step: Step, rank: int, interfaces: Sequence[str], timeout: float
-) -> Arrangement:
+) -> MeetingPoint:
     """Asks rank 0, once it is there."""
     # Without MUNGE there is nothing to wait for.
     munge.encode(b"", os.geteuid())
 
-    async def ask(stream: Stream) -> Arrangement:
+    async def ask(stream: Stream) -> MeetingPoint:
         with contextlib.closing(stream):
             nonce = secrets.token_bytes(_NONCE_BYTES)
             await stream.send(_QUESTION.pack(_MAGIC, nonce, step.name.encode()))
@@ -205,7 +205,7 @@ def _accept(
         ) from None
 
 
-def _read(step: Step, nonce: bytes, credential: bytes) -> Arrangement:
+def _read(step: Step, nonce: bytes, credential: bytes) -> MeetingPoint:
     """Reads rank 0's message. Raises UnprovenError if it is from another sender."""
     try:
         content, uid = munge.decode(credential)
@@ -222,4 +222,4 @@ def _read(step: Step, nonce: bytes, credential: bytes) -> Arrangement:
     if said != (step.name, nonce.hex()):
         raise UnprovenError("it repeats what was sent before")
     places = [Address(host, port) for host, port in told["addresses"]]
-    return Arrangement(places, Secret(bytes.fromhex(told["secret"])))
+    return MeetingPoint(places, Secret(bytes.fromhex(told["secret"])))

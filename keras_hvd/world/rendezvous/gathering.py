@@ -107,7 +107,7 @@ class _Member:
         return f"on {host} ({self.proven.host}), process {process}"
 
 
-class Convener:
+class RendezvousServer:
     """Member 0, as it meets the others. `loop` is running, and everything ends with it.
 
     `objection` checks a member's message about itself, by the member's number, and
@@ -312,7 +312,7 @@ class Convener:
         )
 
 
-class Attendee:
+class RendezvousClient:
     """Another member, as it meets member 0. All ends with `loop`, which is running."""
 
     def __init__(self, loop: EventLoop, group: Group, deadline: float):

@@ -17,7 +17,11 @@ from keras_hvd.world.rendezvous import address as addresses
 from keras_hvd.world.rendezvous import gathering
 from keras_hvd.world.rendezvous.connection import BeginTls, ProvenConnection
 from keras_hvd.world.rendezvous.event_loop import EventLoop
-from keras_hvd.world.rendezvous.gathering import Attendee, Convener, Group
+from keras_hvd.world.rendezvous.gathering import (
+    Group,
+    RendezvousClient,
+    RendezvousServer,
+)
 from keras_hvd.world.rendezvous.messages import MessageError
 from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.rendezvous.secret import Secret
@@ -45,7 +49,7 @@ class NotMetError(RendezvousError):
 
 
 @dataclass(frozen=True)
-class Share:
+class NodeRanks:
     """The ranks of a job that one `khvdrun` starts."""
 
     first_rank: int
@@ -60,7 +64,7 @@ def meet(
     timeout: float,
     tls: BeginTls | None = None,
     say: Callable[[str], None] | None = None,
-) -> tuple[Share, Others]:
+) -> tuple[NodeRanks, OtherNodes]:
     """Waits for the other nodes, and returns the ranks that this one starts.
 
     `say` shows the user what else node 0 waits for. All nodes return, or all raise
@@ -85,16 +89,16 @@ def meet(
     group.sources()
     try:
         if node.number != 0:
-            return loop.run(_attend(Attendee(loop, group, deadline), node))
-        convener = Convener(
+            return loop.run(_take_part(RendezvousClient(loop, group, deadline), node))
+        server = RendezvousServer(
             loop, group, deadline, lambda _, told: _objection(told, node)
         )
-        return loop.run(_convene(convener, node))
+        return loop.run(_serve(server, node))
     except RendezvousError as error:
         raise NotMetError(str(error)) from None
 
 
-class Others:
+class OtherNodes:
     """The `khvdrun`s of the other hosts, until all ranks have met.
 
     Node 0 has a connection to each, and the others one to node 0, which passes on their
@@ -105,7 +109,7 @@ class Others:
 
     Example:
 
-    >>> others = Others([], failure="")
+    >>> others = OtherNodes([], failure="")
     >>> others.failure()
     ''
     """
@@ -172,39 +176,41 @@ async def _send(proven: ProvenConnection, message: dict[str, Any]) -> None:
         await proven.send(message)
 
 
-async def _convene(convener: Convener, node: Node) -> tuple[Share, Others]:
-    with contextlib.closing(convener):
-        await convener.open()
-        told = await convener.told()
+async def _serve(server: RendezvousServer, node: Node) -> tuple[NodeRanks, OtherNodes]:
+    with contextlib.closing(server):
+        await server.open()
+        told = await server.told()
         counts = [node.ranks, *(one["ranks"] for one in told)]
         if sum(counts) > _MOST_RANKS:
-            await convener.refuse(f"{sum(counts)} ranks are too many")
+            await server.refuse(f"{sum(counts)} ranks are too many")
         job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
-        shares = [
-            Share(sum(counts[:number]), sum(counts), job, tuple(counts))
+        of_nodes = [
+            NodeRanks(sum(counts[:number]), sum(counts), job, tuple(counts))
             for number in range(node.count)
         ]
-        await convener.answer(*map(vars, shares[1:]))
-        return shares[0], Others(convener.keep(), convener.failure)
+        await server.answer(*map(vars, of_nodes[1:]))
+        return of_nodes[0], OtherNodes(server.keep(), server.failure)
 
 
-async def _attend(attendee: Attendee, node: Node) -> tuple[Share, Others]:
-    with contextlib.closing(attendee):
-        await attendee.connect()
-        answer = await attendee.tell(
+async def _take_part(
+    client: RendezvousClient, node: Node
+) -> tuple[NodeRanks, OtherNodes]:
+    with contextlib.closing(client):
+        await client.connect()
+        answer = await client.tell(
             {
                 "ranks": node.ranks,
                 "nodes": node.count,
                 **gathering.about_this_process(),
             }
         )
-        share = _share(answer, node)
-        if share is None:
+        found = _node_ranks(answer, node)
+        if found is None:
             raise RendezvousError(f"node 0 at {node.rendezvous} answers nonsense")
-        return share, Others(attendee.keep(), attendee.failure)
+        return found, OtherNodes(client.keep(), client.failure)
 
 
-def _share(answer: dict[str, Any], node: Node) -> Share | None:
+def _node_ranks(answer: dict[str, Any], node: Node) -> NodeRanks | None:
     counts, job = answer.get("counts"), answer.get("job")
     if not isinstance(counts, list) or not isinstance(job, str):
         return None
@@ -215,7 +221,7 @@ def _share(answer: dict[str, Any], node: Node) -> Share | None:
     is_alike = told.items() <= answer.items() and counts[node.number] == node.ranks
     if not is_alike or size > _MOST_RANKS:
         return None
-    return Share(first, size, job, tuple(counts))
+    return NodeRanks(first, size, job, tuple(counts))
 
 
 def _objection(told: dict[str, Any], node: Node) -> str:

@@ -22,7 +22,11 @@ from keras_hvd.world.rendezvous import (
 from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.connection import BeginTls, Stream
 from keras_hvd.world.rendezvous.event_loop import EventLoop
-from keras_hvd.world.rendezvous.gathering import Attendee, Convener, Group
+from keras_hvd.world.rendezvous.gathering import (
+    Group,
+    RendezvousClient,
+    RendezvousServer,
+)
 from keras_hvd.world.rendezvous.links import Link, Links, WantedLinks
 from keras_hvd.world.rendezvous.listener import listen_at_free_ports
 from keras_hvd.world.rendezvous.proof import Purpose
@@ -35,7 +39,7 @@ _SOONER = 0.1
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class MeetingPoint:
     """The place where the ranks meet, and the secret that they prove there."""
 
     addresses: Sequence[Address]  # of rank 0, in the order to try
@@ -47,7 +51,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankIdentity:
     """A rank's own facts, before it meets the others.
 
     `job` may be empty: rank 0 then makes up a name.
@@ -79,8 +83,8 @@ class Meeting:
 
 
 def meet(
-    place: Place,
-    arranged: Arrangement,
+    identity: RankIdentity,
+    point: MeetingPoint,
     wanted_links: WantedLinks,
     timeout: float,
     tls: BeginTls | None = None,
@@ -92,20 +96,20 @@ def meet(
     group = Group(
         member="rank",
         purpose=Purpose.RANKS,
-        number=place.rank,
-        count=place.size,
-        addresses=arranged.addresses,
-        key=arranged.secret.key(place.job),
+        number=identity.rank,
+        count=identity.size,
+        addresses=point.addresses,
+        key=point.secret.key(identity.job),
         timeout=timeout,
-        interfaces=place.interfaces,
+        interfaces=identity.interfaces,
         tls=tls,
-        listening=arranged.listening,
+        listening=point.listening,
     )
-    open_files.allow(place.size)
+    open_files.allow(identity.size)
     loop = EventLoop()
-    if arranged.telling is not None:
-        loop.start(arranged.telling(loop))
-    return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
+    if point.telling is not None:
+        loop.start(point.telling(loop))
+    return _Rank(loop, identity, group, point.secret, wanted_links).meet()
 
 
 @dataclass
@@ -113,7 +117,7 @@ class _Rank:
     """This process, while the ranks meet."""
 
     _loop: EventLoop
-    _place: Place
+    _identity: RankIdentity
     _group: Group
     _secret: Secret
     _wanted_links: WantedLinks
@@ -123,53 +127,55 @@ class _Rank:
 
     def meet(self) -> Meeting:
         return self._loop.run(
-            self._convene() if self._place.rank == 0 else self._attend()
+            self._serve() if self._identity.rank == 0 else self._take_part()
         )
 
-    async def _convene(self) -> Meeting:
+    async def _serve(self) -> Meeting:
         """Rank 0's side."""
-        convener = Convener(self._loop, self._group, self._deadline, self._objection)
-        with contextlib.closing(convener):
-            await convener.open()
-            with self._open(convener.listening_at) as (listening, offered):
-                told = await convener.told()
+        server = RendezvousServer(
+            self._loop, self._group, self._deadline, self._objection
+        )
+        with contextlib.closing(server):
+            await server.open()
+            with self._open(server.listening_at) as (listening, offered):
+                told = await server.told()
                 try:
                     table = self._table(self._info(listening, offered), told)
-                    await convener.answer(rank_table.encode(table))
-                    shared = await convener.heard()
+                    await server.answer(rank_table.encode(table))
+                    shared = await server.heard()
                     givers = [0, *(one.get("giver") for one in shared)]
                     table = table.divided(rank_table.decode_givers(givers, table))
                 except TableError as error:
-                    await convener.refuse(str(error))
-                await convener.answer({"givers": givers})
+                    await server.refuse(str(error))
+                await server.answer({"givers": givers})
                 with self._links(table, listening) as links:
-                    if not await self._are_made(links, lambda: bool(convener.failure)):
-                        convener.fail(f"rank 0: {links.problem()}")
-                    await convener.heard()
-                    await convener.answer({})
+                    if not await self._are_made(links, lambda: bool(server.failure)):
+                        server.fail(f"rank 0: {links.problem()}")
+                    await server.heard()
+                    await server.answer({})
                     reasons = [str(one["reason"]) for one in shared if "reason" in one]
                     return Meeting(table, links.take(), reasons)
 
-    async def _attend(self) -> Meeting:
+    async def _take_part(self) -> Meeting:
         """The side of the other ranks."""
-        attendee = Attendee(self._loop, self._group, self._deadline)
-        with contextlib.closing(attendee):
-            own_host = await attendee.connect()
+        client = RendezvousClient(self._loop, self._group, self._deadline)
+        with contextlib.closing(client):
+            own_host = await client.connect()
             with self._open([own_host]) as (listening, offered):
                 own = self._info(listening, offered)
-                answer = await attendee.tell(rank_table.encode_rank(own))
+                answer = await client.tell(rank_table.encode_rank(own))
                 try:
-                    table = rank_table.decode(answer, self._place.size)
-                    rank_table.check_carrier(table, own, self._place.mpi)
-                    answer = await attendee.say(await self._giver(table))
+                    table = rank_table.decode(answer, self._identity.size)
+                    rank_table.check_carrier(table, own, self._identity.mpi)
+                    answer = await client.say(await self._giver(table))
                     givers = answer.get("givers")
                     table = table.divided(rank_table.decode_givers(givers, table))
                 except TableError as error:
-                    await attendee.give_up(f"the table of ranks is malformed: {error}")
+                    await client.give_up(f"the table of ranks is malformed: {error}")
                 with self._links(table, listening) as links:
-                    if not await self._are_made(links, lambda: bool(attendee.failure)):
-                        await attendee.give_up(links.problem())
-                    await attendee.say({})
+                    if not await self._are_made(links, lambda: bool(client.failure)):
+                        await client.give_up(links.problem())
+                    await client.say({})
                     return Meeting(table, links.take())
 
     @contextlib.contextmanager
@@ -187,35 +193,39 @@ class _Rank:
 
     async def _giver(self, table: RankTable) -> dict[str, Any]:
         """Names the rank that hands this one memory: itself, if no earlier one does."""
-        candidates = table.before_on_host(self._place.rank)
+        candidates = table.before_on_host(self._identity.rank)
         giver, reason = await shared_memory.first_giver(candidates, self._deadline)
-        own = table.ranks[self._place.rank]
+        own = table.ranks[self._identity.rank]
         said: dict[str, Any] = {"giver": (giver or own).rank}
         return said | {"reason": f"{own} got no memory of {reason}"} if reason else said
 
     def _info(
         self, listening: Sequence[socket.socket], offered: shared_memory.Offer
     ) -> RankInfo:
-        place = self._place
+        identity = self._identity
         ports = tuple(Address(*one.getsockname()[:2]) for one in listening)
         return RankInfo(
-            rank=place.rank,
-            size=place.size,
-            local_rank=place.local_rank,
-            local_size=place.local_size,
+            rank=identity.rank,
+            size=identity.size,
+            local_rank=identity.local_rank,
+            local_size=identity.local_size,
             addresses=ports,
             memory=offered.name,
-            **rank_table.identity(place.host_key),
+            **rank_table.identity(identity.host_key),
             **gathering.about_this_process(),
         )
 
     def _table(self, own: RankInfo, told: Sequence[dict[str, Any]]) -> RankTable:
         ranks = [own, *map(rank_table.decode_rank, told)]
-        job = self._place.job or f"rendezvous-{uuid.uuid4().hex}"
+        job = self._identity.job or f"rendezvous-{uuid.uuid4().hex}"
         meeting = secrets.token_hex(16)
         table = RankTable(
             *(job, meeting, tuple(ranks)),
-            *(self._place.data_connections, self._place.mpi, self._place.recorded),
+            *(
+                self._identity.data_connections,
+                self._identity.mpi,
+                self._identity.recorded,
+            ),
         )
         rank_table.check(table)
         return table
@@ -223,7 +233,7 @@ class _Rank:
     def _objection(self, number: int, told: dict[str, Any]) -> str:
         try:
             rank_table.check_rank(
-                rank_table.decode_rank(told), number, self._place.size
+                rank_table.decode_rank(told), number, self._identity.size
             )
         except TableError as error:
             return str(error)
@@ -233,15 +243,15 @@ class _Rank:
     def _links(
         self, table: RankTable, listening: Sequence[socket.socket]
     ) -> Iterator[Links]:
-        place = self._place
+        identity = self._identity
         wanted = [
             connection
-            for link in self._wanted_links(place.rank, table.hosts())
+            for link in self._wanted_links(identity.rank, table.hosts())
             for connection in _connections(link, table)
         ]
         open_files.allow(len(wanted))
         key = self._secret.key(f"{table.job}/{table.meeting}")
-        links = Links(self._loop, place.rank, table, key, wanted, self._group.tls)
+        links = Links(self._loop, identity.rank, table, key, wanted, self._group.tls)
         with contextlib.closing(links):
             connecting_ends = self._deadline - _SOONER * self._group.timeout
             links.start(listening, self._group.sources(), connecting_ends)

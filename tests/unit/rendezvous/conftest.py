@@ -13,7 +13,7 @@ from keras_hvd.world.rendezvous import address, ranks
 from keras_hvd.world.rendezvous.connection import BeginTls
 from keras_hvd.world.rendezvous.links import Link
 from keras_hvd.world.rendezvous.proof import Purpose
-from keras_hvd.world.rendezvous.ranks import Arrangement, Meeting, Place
+from keras_hvd.world.rendezvous.ranks import Meeting, MeetingPoint, RankIdentity
 from keras_hvd.world.rendezvous.secret import Secret
 
 LATEST = 20
@@ -84,7 +84,7 @@ class Job:
         wanted = changes.pop("wanted_links", links_with_other_hosts)
         tls = changes.pop("tls", self.tls)
         where = [address.parse(changes.pop("rendezvous", self.rendezvous))]
-        arranged = Arrangement(where, secret, **changes.pop("arranged", {}))
+        point = MeetingPoint(where, secret, **changes.pop("point", {}))
         place = {
             "rank": rank,
             "size": self.size,
@@ -93,7 +93,7 @@ class Job:
             "host_key": key,
             **changes,
         }
-        met = Place(**place), arranged, wanted, timeout, tls
+        met = RankIdentity(**place), point, wanted, timeout, tls
         self.started.start(name, ranks.meet, *met)
 
     def end(self) -> list[Meeting]:

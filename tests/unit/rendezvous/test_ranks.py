@@ -432,12 +432,12 @@ RANK = """
 import os, sys
 from keras_hvd.world.rendezvous import address, gathering, proof, ranks, secret
 exec(sys.argv[3])
-place = ranks.Place(int(sys.argv[1]), 2, 0, 1)
-arranged = ranks.Arrangement(
+place = ranks.RankIdentity(int(sys.argv[1]), 2, 0, 1)
+point = ranks.MeetingPoint(
     [address.parse(sys.argv[2])], secret.Secret(b"only these tests know")
 )
 try:
-    ranks.meet(place, arranged, links, timeout=20)
+    ranks.meet(place, point, links, timeout=20)
 except gathering.RendezvousError as error:
     sys.exit(str(error))
 """

@@ -24,7 +24,7 @@ from keras_hvd.world.launchers import munge
 from keras_hvd.world.launchers.launcher import World
 from keras_hvd.world.launchers.slurm import Step
 from keras_hvd.world.rendezvous import connection, network_interfaces, ranks, secret
-from keras_hvd.world.rendezvous.ranks import Place
+from keras_hvd.world.rendezvous.ranks import RankIdentity
 
 ROOT = Path(__file__).resolve().parents[3]
 LATEST = 20
@@ -115,10 +115,10 @@ class Ranks:
     ) -> ranks.Meeting:
         """As a rank does."""
         timeout = timeout or self._timeout
-        place = Place(rank, size, 0, 1, self._step.name, host_key=f"host {rank}")
+        place = RankIdentity(rank, size, 0, 1, self._step.name, host_key=f"host {rank}")
         world = World(rank, 2, 0, 1, None, None, self._step.name)
-        arranged = self._step.arrange(world, [0, 1], place, timeout)
-        return ranks.meet(place, arranged, lambda *_: [], timeout)
+        point = self._step.arrange(world, [0, 1], place, timeout)
+        return ranks.meet(place, point, lambda *_: [], timeout)
 
     def connect(self, port: int | None = None) -> socket.socket:
         """A connection to rank 0, when it listens."""
@@ -263,10 +263,10 @@ ALONE = """
 mount -t tmpfs none /run/munge 2>&1 && exec "$0" -c '
 import sys
 from keras_hvd.world.launchers import slurm
-from keras_hvd.world.rendezvous.ranks import Place
+from keras_hvd.world.rendezvous.ranks import RankIdentity
 step = slurm.Step("slurm-1.0", "localhost", is_on_first_node=True)
 world = slurm.World(0, 2, 0, 1, None, None, "slurm-1.0")
-step.arrange(world, [0, 1], Place(0, 2, 0, 1), 1)
+step.arrange(world, [0, 1], RankIdentity(0, 2, 0, 1), 1)
 '
 """
 

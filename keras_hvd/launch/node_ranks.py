@@ -11,7 +11,7 @@ from keras_hvd.job import settings
 from keras_hvd.launch.options import Options
 from keras_hvd.world import tls
 from keras_hvd.world.rendezvous import nodes, secret
-from keras_hvd.world.rendezvous.nodes import Others, Share
+from keras_hvd.world.rendezvous.nodes import NodeRanks, OtherNodes
 
 _PREFIX = "KERAS_HVD_"
 
@@ -22,7 +22,7 @@ _OF_SEVERAL_HOSTS = {_PREFIX + "RENDEZVOUS", secret.VARIABLE, secret.FILE_VARIAB
 _OF_ONE_HOST = {_PREFIX + "CROSS_RANK", _PREFIX + "CROSS_SIZE"}
 
 
-def of_this_host(options: Options) -> tuple[Share, Others | None]:
+def of_this_host(options: Options) -> tuple[NodeRanks, OtherNodes | None]:
     """Shares out the ranks with the other hosts, if there are any.
 
     Raises NotMetError if the hosts do not find each other, RendezvousError if there is
@@ -31,7 +31,7 @@ def of_this_host(options: Options) -> tuple[Share, Others | None]:
     """
     if options.node is None:
         job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
-        return Share(0, options.ranks, job), None
+        return NodeRanks(0, options.ranks, job), None
     variables = {**os.environ, **options.variables}
     timeout = settings.init_timeout(variables)
     known = secret.read(variables)
@@ -43,7 +43,7 @@ def _say(text: str) -> None:
 
 
 def environment_of(
-    number: int, share: Share, options: Options, given: Mapping[str, str]
+    number: int, ranks: NodeRanks, options: Options, given: Mapping[str, str]
 ) -> dict[str, str]:
     """The variables of the rank that this host starts as its `number`th, from 0.
 
@@ -53,19 +53,20 @@ def environment_of(
 
     >>> options = Options(check_build=False, ranks=2)
     >>> given = {"KERAS_HVD_SECRET": "not for a job on one host"}
-    >>> environment_of(1, Share(0, 2, "khvdrun-7"), options, given)["KERAS_HVD_RANK"]
+    >>> variables = environment_of(1, NodeRanks(0, 2, "khvdrun-7"), options, given)
+    >>> variables["KERAS_HVD_RANK"]
     '1'
-    >>> "KERAS_HVD_SECRET" in environment_of(1, Share(0, 2, "job"), options, given)
+    >>> "KERAS_HVD_SECRET" in variables
     False
     """
     place = {
-        "RANK": share.first_rank + number,
-        "SIZE": share.size,
+        "RANK": ranks.first_rank + number,
+        "SIZE": ranks.size,
         "LOCAL_RANK": number,
         "LOCAL_SIZE": options.ranks,
     }
-    cross = _cross(number, share, options)
-    own = {**place, "JOB": share.job, "REQUIRE_SIZE": share.size}
+    cross = _cross(number, ranks, options)
+    own = {**place, "JOB": ranks.job, "REQUIRE_SIZE": ranks.size}
     if options.node is None:
         own |= cross
         left_out = _OF_SEVERAL_HOSTS
@@ -88,11 +89,11 @@ def of_horovod(place: Mapping[str, int]) -> dict[str, str]:
     return {f"HOROVOD_{name}": str(value) for name, value in place.items()}
 
 
-def _cross(number: int, share: Share, options: Options) -> dict[str, int]:
+def _cross(number: int, ranks: NodeRanks, options: Options) -> dict[str, int]:
     """This host's number among the hosts that have a rank of this local rank."""
     if options.node is None:
         return {"CROSS_RANK": 0, "CROSS_SIZE": 1}
-    have_it = [count > number for count in share.counts]
+    have_it = [count > number for count in ranks.counts]
     return {
         "CROSS_RANK": sum(have_it[: options.node.number]),
         "CROSS_SIZE": sum(have_it),
