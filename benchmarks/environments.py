@@ -1,4 +1,4 @@
-"""What the contenders run in: compiled C, and an environment for each peer.
+"""The contenders' programs: compiled C, and an environment for each peer.
 
 All of it is made the first time and kept in benchmarks/.environments.
 """

@@ -1,4 +1,4 @@
-"""What a timeline costs: `khvdrun -np 2 python benchmarks/timeline_cost.py`.
+"""The cost of a timeline: `khvdrun -np 2 python benchmarks/timeline_cost.py`.
 
 Runs allreduces of 4 B and of 1 MiB at the C API, one behind the other, and turns the
 timeline on and off in turns. Prints the medians of both, and how their times relate.
@@ -41,7 +41,7 @@ def measure(name: str, size: int, options: argparse.Namespace) -> None:
     """Takes turns, and prints what came out."""
     request = Request(size)
     calls = calls_in(request, options.seconds)
-    # The second half of each round goes the other way: what drifts cancels out.
+    # The second half of each round goes the other way, so that drift cancels out.
     turns = {False: [], True: []}
     for number in range(options.rounds):
         for is_on in (False, True) if number % 2 == 0 else (True, False):
@@ -58,7 +58,7 @@ def measure(name: str, size: int, options: argparse.Namespace) -> None:
 
 
 def calls_in(request: Request, seconds: float) -> int:
-    """How many calls take about so long: the same number on all ranks."""
+    """The number of calls that take about `seconds`, the same on all ranks."""
     request.run(200)
     return int(keras_hvd.broadcast_object(1 + seconds / request.run(200), 0))
 

@@ -1,4 +1,4 @@
-"""Timing of a `tf.function`, and what stands in for a collective in one."""
+"""Timing of a `tf.function`, and ops that stand in for a collective in one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pass_through(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def seconds(call: Callable[[], object], repeats: int) -> list[float]:
-    """Makes so many calls, which on CPUs return when their work is done.
+    """Times calls, which on CPUs return when their work is done.
 
     Args:
         call: of a `tf.function`.
