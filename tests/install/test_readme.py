@@ -40,7 +40,7 @@ for path in sys.stdin:
 
 @pytest.fixture(scope="module")
 def loads_without_keras_hvd() -> Iterator[Callable[[pathlib.Path], bool]]:
-    """One process that loads what any number of trainings have saved."""
+    """One process that loads the models of any number of trainings."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", LOADING], **pipes) as process:
 
@@ -78,7 +78,7 @@ def test_make_demo(run):
 
 
 def test_make_test(run):
-    """This is it; once more would never end. Its steps are what make would run."""
+    """This test is part of it, and would never end. So make only prints its steps."""
     printed = run("make --dry-run test", CHECKOUT, MAKEFLAGS="")
     for step in ("ruff check", "bazel test", "tests/unit", "tests/parallel"):
         assert step in printed

@@ -1,4 +1,4 @@
-"""Every example runs under khvdrun and comes to what it promises."""
+"""Every example runs under khvdrun and keeps its promises."""
 
 import os
 import pathlib
@@ -20,8 +20,7 @@ TRIED_ELSEWHERE = {"digits.py"}
 
 @pytest.fixture
 def example(tmp_path):
-    """Runs an example on so many ranks, or on hosts of so many; returns what rank 0 and
-    the others printed."""
+    """Runs an example on these ranks, or on hosts with these; returns all output."""
 
     def run(
         name: str, *arguments: object, ranks: int = 2, hosts: tuple[int, ...] = ()
@@ -140,7 +139,7 @@ def test_optuna_search(example, tmp_path):
 
 def test_word2vec(example):
     printed = example("word2vec")
-    # What stands in the same places comes to lie close together.
+    # Words that stand in the same places come to lie close together.
     assert re.search(r"Closest to 'diesel': .*kerosene", printed)
 
 

@@ -27,7 +27,7 @@ CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
 BEYOND_2_GIB = (sys.executable, str(RANKS / "beyond_2_gib.py"))
 BY_MPI_ALONE = (sys.executable, str(RANKS / "by_mpi_alone.py"))
 
-# Has MPI carry tensors.
+# Lets MPI carry tensors.
 BY_MPI = {"KERAS_HVD_CPU_OPERATIONS": "mpi"}
 
 ALLOWED = {
@@ -41,7 +41,7 @@ ALLOWED = {
 class Mpi:
     """An MPI whose mpirun starts ranks on hosts.
 
-    `told` has what its ranks get as variables.
+    `told` has the variables of its ranks.
     """
 
     version: str
@@ -57,7 +57,7 @@ class Mpi:
         words: Sequence[str],
         **told: str,
     ) -> list[str]:
-        """Starts words, with so many ranks on each host."""
+        """The command that starts `words`, with these ranks on each host."""
         slots = ",".join(f"{h.address}:{n}" for h, n in zip(hosts, counts, strict=True))
         network.agent(hosts, self.agent)
         options = self._open_mpi(slots) if self.is_open_mpi else self._mpich(slots)
