@@ -222,8 +222,8 @@ def start(request, khvdrun, rendezvous):
 def left_since(before: set[str]) -> list[str]:
     """New files of /dev/shm that nobody maps, though given time.
 
-    This test's leftovers stay unmapped, since its processes have ended. A job of another
-    test, which may run meanwhile, soon maps its own file or removes it.
+    This test's leftovers stay unmapped, since its processes have ended. Another test's
+    job, which may run meanwhile, soon maps its own file or removes it.
     """
     deadline = time.monotonic() + 10
     while True:

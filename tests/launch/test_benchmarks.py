@@ -264,7 +264,7 @@ SUCCESS, IN_PROGRESS = 0, 7
 def test_the_null_nccl_splits_a_communicator(
     null_libraries, monkeypatch, mode, blocking, result
 ):
-    """A part blocks as configured, else as its parent; one that does not has threads."""
+    """A part blocks as configured, else as its parent; others have threads."""
     monkeypatch.syspath_prepend(BENCHMARKS / "contenders")
     monkeypatch.setenv("NULL_NCCL_MODE", mode)
     import bare_nccl

@@ -336,8 +336,8 @@ WAITING = """
 
 @pytest.fixture
 def waiting(khvdrun, tmp_path):
-    """Starts a script whose ranks wait for ever; gives it, and for each rank a descriptor
-    that becomes readable when the rank has ended.
+    """Starts a script whose ranks wait for ever; gives it, and for each rank a
+    descriptor that becomes readable when the rank has ended.
     """
 
     def start(ranks: str):

@@ -146,7 +146,7 @@ def run(
 
 
 def remaining(mark: Path) -> list[str]:
-    """Processes that still have it, after a moment for those that are about to end."""
+    """Processes that still have the mark, after a moment for those about to end."""
     deadline = time.monotonic() + 5
     while True:
         found = [*_with(f"MARK={mark}")]
@@ -166,7 +166,7 @@ def _with(variable: str) -> Iterator[str]:
 
 
 def places(ended: subprocess.CompletedProcess) -> list[dict]:
-    """What the ranks have said of themselves, in their order."""
+    """The places that the ranks have printed, in their order."""
     assert ended.returncode == 0, ended.stderr
     found = [json.loads(one) for one in re.findall(r"{.*?}", ended.stdout)]
     return sorted(found, key=lambda place: place["rank"])

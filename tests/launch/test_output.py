@@ -1,4 +1,4 @@
-"""What the user sees of the ranks: prefixes, progress bars, files, slow readers."""
+"""The ranks' output for the user: prefixes, progress bars, files, slow readers."""
 
 import fcntl
 import os
@@ -105,7 +105,7 @@ def test_shows_other_ranks_line_by_line(khvdrun, tmp_path):
         assert job.stdout.read() == b"[1] begun,ended\n"
 
 
-# What Keras' progress bar writes: backspaces over the last state, then the next.
+# The output of Keras' progress bar: backspaces over the last state, then the next.
 PROGRESS_BAR = (
     "import sys\n"
     "for i in range(1, 4):\n"

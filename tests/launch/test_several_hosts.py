@@ -36,7 +36,7 @@ def end(*started) -> list[tuple[int, str, str]]:
 
 
 def variables_in(output: str) -> list[dict]:
-    """What the ranks of a host have shown, in their order."""
+    """The variables that the ranks of a host have shown, in their order."""
     found = [ast.literal_eval(text) for text in re.findall("{.*?}", output)]
     return sorted(found, key=lambda one: int(one["RANK"]))
 
@@ -46,7 +46,7 @@ def test_all_ranks_know_their_place(start, rendezvous, counts):
     started = [
         start(
             *(number, len(counts), "-np", count, *SHOW),
-            # As inside another job: what it says is not of this one.
+            # As inside another job, whose variables mean nothing here.
             CROSS_RANK="0",
             CROSS_SIZE="1",
             RANK="7",
@@ -146,7 +146,7 @@ def test_a_file_has_the_secret_too(start, tmp_path):
     assert [code for code, *_ in end(*started)] == [0, 0]
 
 
-# --- what goes wrong -----------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------
 
 
 def test_a_host_that_never_comes_is_named(start, rendezvous):
@@ -685,7 +685,7 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
         ended = []
         if deed == "crash":
             own = next(n for n in range(len(counts)) if victim < sum(counts[: n + 1]))
-            # The other hosts do not wait for the core. The rest of it nobody needs.
+            # The other hosts do not wait for the core. Nobody needs the rest of it.
             ended = end(*(job for job in started if job is not started[own]))
             started = [started[own]]
             with contextlib.suppress(ProcessLookupError):
@@ -700,7 +700,7 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
 
 
 def same_error(output: str, survivors: int) -> str:
-    """What all survivors have raised, in time, apart from their own place in it."""
+    """The error of all survivors, in time, the same but for their own ranks."""
     died = float(re.search(r"dies \d+ (\S+)", output)[1])
     raised = re.findall(
         r"raises (\S+) allreduce '.*?' failed on rank \d+: (.*)", output
@@ -758,7 +758,7 @@ def test_a_host_whose_leader_is_stopped_hears_of_a_death_too(reduce_for_ever):
     assert len(re.findall(r"\n  rank \d \(pid \d+ on \S+\): allreduce '", output)) == 4
 
 
-# What each connection has carried, as the kernel tells it; this process has no others.
+# Prints the bytes that each connection of this process has sent, by the kernel's count.
 SENT = """
 import ctypes, os, socket, struct
 import numpy as np
@@ -955,7 +955,7 @@ def test_a_stopped_rank_0_is_passed_over_in_the_one_report(start, monkeypatch):
     others = end(*jobs[1:])
     os.kill(pid, signal.SIGCONT)
     ended = [*end(jobs[0]), *others]
-    # What the stopped rank's host did is not another host's fault.
+    # The exit of the stopped rank's host is not another host's fault.
     assert [code for code, *_ in ended] == [1, os.EX_TEMPFAIL, os.EX_TEMPFAIL]
     for _, _, error in ended:
         assert f"rank 0 (pid {pid} on" in error

@@ -164,7 +164,7 @@ def test_two_steps_of_a_job_run_at_once(cluster, tmp_path):
 
 # --- the secret ----------------------------------------------------------------------
 
-# One after the other: what a credential is worth, for whom.
+# Prints the results of reading several credentials, one after the other.
 CREDENTIALS = """
 import os, subprocess, time
 from keras_hvd.world.launchers import munge
@@ -270,7 +270,7 @@ def test_a_stranger_at_the_first_port_is_passed_over(cluster, what):
     )
 
 
-# What a node without a munged has there.
+# Runs a command as on a node without a munged.
 WITHOUT_MUNGE = (
     "unshare",
     "--mount",

@@ -1,8 +1,8 @@
 """Each Python block of the pages runs on several ranks, as it is written there.
 
-A block stands here with what the page takes for granted: names, files, and what it
-writes as `...`. Those that other tests run, or that take more than one host or a GPU,
-are listed too; so a new block fails until it is in one of the lists.
+A block stands here with the names and files that the page takes for granted, and the
+text for its `...`. Blocks that other tests run, or that take more than one host or a
+GPU, are listed too. So a new block fails until it is in one of the lists.
 """
 
 import functools
@@ -163,7 +163,7 @@ def for_tuner() -> Names:
 
 DENSE = ("Sequential([...])", "Sequential([keras.layers.Dense(1)])")
 
-# By page and the first line: what it takes for granted, and what `...` stands for.
+# By page and the first line: names taken for granted, and the text for its `...`.
 HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] = {
     ("README", "with keras_hvd.Strategy().scope():"): (
         lambda: {**x_y(), "y": np.arange(96) % 10},

@@ -463,7 +463,7 @@ def test_shortens_a_job_name_that_the_engine_would_refuse():
     assert jobs[0] != jobs[1]
 
 
-# What launchers set that world() does not read, for the first of their processes.
+# Variables of launchers that world() does not read, for the first of their processes.
 UNREAD = {
     "PALS": {"PMI_RANK": "0", "PMI_SIZE": "2", "PALS_RANKID": "0", "PALS_APID": "a"},
     "MPI": {"PMI_RANK": "0", "PMI_SIZE": "2"},

@@ -1,4 +1,4 @@
-"""What khvdrun reads in the output of ranks, however long their lines are."""
+"""khvdrun's reading of the output of ranks, also of very long lines."""
 
 import importlib
 import pkgutil
@@ -20,7 +20,7 @@ _PIECES = (
 
 
 def expressions() -> dict[str, re.Pattern]:
-    """All of modules that meet what users, files or other processes write."""
+    """All of the modules that read text of users, files or other processes."""
     found = {}
     for folder in ("launch", "report", "world.rendezvous", "timeline"):
         package = importlib.import_module(f"keras_hvd.{folder}")

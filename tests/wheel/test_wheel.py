@@ -1,4 +1,4 @@
-"""The wheels that `make wheel` has built: what they say, hold and need."""
+"""The wheels that `make wheel` has built: their metadata, content and needs."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENGINE = "libkeras_hvd.so"
 
 
-# What readelf calls it, and its loader.
+# readelf's name for it, and its loader.
 MACHINES = {
     "x86_64": ("Advanced Micro Devices X86-64", "ld-linux-x86-64.so.2"),
     "aarch64": ("AArch64", "ld-linux-aarch64.so.1"),
@@ -132,7 +132,7 @@ def test_it_has_what_ops_are_built_from_and_no_tests(native):
 
 
 def test_it_has_the_modules_of_the_checkout(wheel):
-    """What the tests of the checkout show of them holds for the wheel."""
+    """So the results of the checkout's tests hold for the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         found = {
             name: archive.read(name)

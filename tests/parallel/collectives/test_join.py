@@ -44,7 +44,7 @@ def test_in_a_function_it_joins_when_it_runs(rank, size):
         assert (last.dtype, after) == (tf.int32, size)
         assert last == size - 1
         steps = [peer + 1.0 for peer in range(size)]
-        # What ranks call "before" comes after their steps, whatever the others do.
+        # A rank's "before" comes after its own steps, even if others still make steps.
         assert total == sum(sum(steps[number + 1 :]) for number in range(rank))
         assert before == sum(steps)
 

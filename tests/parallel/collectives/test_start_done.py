@@ -55,7 +55,7 @@ def test_equals_allreduces(op, run, given):
         )
         for result, other in zip(results, expected, strict=True):
             assert result.tobytes() == other.tobytes()
-        # What was given is somebody else's still.
+        # The inputs belong to the caller still.
         for tensor, array in zip(flat(buckets), flat(tensors_of(given)), strict=True):
             assert tensor.tobytes() == array.tobytes()
 
@@ -147,7 +147,7 @@ def test_without_done_nothing_is_lost(size):
 
 
 def test_without_done_in_a_function(size):
-    """A start of which nobody wants the end is a collective all the same."""
+    """A start without a done is a collective all the same."""
 
     @tf.function
     def step():

@@ -8,7 +8,7 @@ from element_types import MOVED
 import keras_hvd
 from keras_hvd import Sum
 
-# Which TensorFlow has few ops of, and XLA none.
+# TensorFlow has few ops for these, and XLA none.
 STORED_AS_INTEGERS = [
     tf.qint8,
     tf.quint8,

@@ -176,7 +176,7 @@ def test_train_step_that_reduces_nothing(rank, points, several_ranks):
 
 @pytest.fixture(params=["on_cpus", "as_on_gpus"])
 def form(request, monkeypatch):
-    """How gradients are reduced: as their device has it, or as it would be on a GPU."""
+    """The form of the reduction: that of the gradients' device, or that of a GPU."""
     if request.param == "as_on_gpus":
         monkeypatch.setattr(gradients, "are_on_gpu", lambda tensors: True)
 

@@ -64,7 +64,7 @@ class Reads(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("validation_freq", [1, 2])
 def test_fit(validation_freq, rank, size):
-    """The learning rate is 0, so that one process can tell what is to be seen."""
+    """The learning rate is 0, so that one process can compute the expected logs."""
     reader = Reads()
     history = make_model().fit(
         *part(rank, seed=1),
@@ -122,7 +122,7 @@ def test_evaluate_hands_on_what_keras_takes(rank, size):
 
 
 class Shares(keras.metrics.Metric):
-    """Has two results: how many there are of each label."""
+    """Two results: the number of rows with each label."""
 
     def __init__(self):
         super().__init__(name="shares")

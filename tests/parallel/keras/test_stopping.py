@@ -10,12 +10,12 @@ from keras_hvd.callbacks import BroadcastGlobalVariables, stopping
 BATCHES = 6
 X = np.linspace(-1, 1, 4 * BATCHES * 3, dtype="float32").reshape(-1, 3)
 
-# What is set here no code of a callback names.
+# An attribute that no callback's code names.
 HIDDEN = "stop_" + "training"
 
 
 class Batches(keras.callbacks.Callback):
-    """Counts the batches of each epoch, and what it finds set at their beginning."""
+    """Counts the batches of each epoch, and those that begin with a wish to stop."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ def test_two_that_want_it_in_different_batches(fit, rank, size):
 
 
 def test_in_the_last_batches_of_an_epoch(fit, rank, size):
-    """What is under way then counts at the epoch's end."""
+    """An agreement that is under way then counts at the epoch's end."""
     assert fit(Hidden(BATCHES - 1, rank == size - 1)) == [BATCHES]
     late = BATCHES if size > 1 else BATCHES - 1
     assert fit(Hidden(BATCHES - 2, rank == size - 1)) == [late]

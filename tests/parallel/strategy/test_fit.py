@@ -505,7 +505,7 @@ def test_model_built_elsewhere(strategy, raises_on_all_ranks):
 
 
 def test_other_arguments(strategy, rank, several_ranks, raises_on_all_ranks):
-    """Of which the ranks would wait for each other in different collectives."""
+    """With them the ranks would wait for each other in different collectives."""
     with strategy.scope():
         model = linear()
         with pytest.raises(ValueError) as raised:
@@ -535,7 +535,7 @@ class MeanOfRagged(keras.Model):
 
 
 class LastOfRagged(MeanOfRagged):
-    """Asks for what only ragged tensors have."""
+    """Uses attributes that only ragged tensors have."""
 
     def call(self, inputs):
         last = tf.gather(inputs.flat_values, inputs.row_splits[1:] - 1)
@@ -543,7 +543,7 @@ class LastOfRagged(MeanOfRagged):
 
 
 class SumOfSparse(MeanOfRagged):
-    """Asks for what takes sparse tensors only."""
+    """Uses a function that takes sparse tensors only."""
 
     def call(self, inputs):
         ones = tf.ones([inputs.shape[1], 1])

@@ -1,4 +1,4 @@
-"""A tuner_fn, on ranks or not, and a run_fn that notes what it has found."""
+"""A tuner_fn, on ranks or not, and a run_fn that notes its results."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""What strangers can send to ranks that meet, and what it brings them: nothing.
+"""Attacks of strangers on ranks that meet, which bring them nothing.
 
-Some know how the processes speak, some sit between two of them; none knows the secret.
+Some know the protocol, some sit between two processes; none knows the secret.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from keras_hvd.world.rendezvous.secret import Secret
 
 
 def receive(connected: socket.socket, size: int) -> bytes:
-    """Receives so many bytes, or fewer if the other end closes."""
+    """Receives `size` bytes, or fewer if the other end closes."""
     content = b""
     with contextlib.suppress(ConnectionResetError):
         while len(content) < size:
@@ -41,7 +41,7 @@ def is_closed_without_an_answer(connected: socket.socket) -> bool:
 class Proxy:
     """Passes bytes on between a client and a server, and records and changes them.
 
-    `change` gets each part and whether it is the server's, and returns what to pass on.
+    `change` gets each part and whether it is the server's, and returns its replacement.
     After `server_bytes` of the server it ends the connection.
     """
 
@@ -292,7 +292,7 @@ PLACES = {
 
 
 class FlipBit:
-    """Changes one bit of what the server, or the client, sends."""
+    """Changes one bit of the server's, or the client's, bytes."""
 
     def __init__(self, offset: int, of_server: bool):
         self._left = offset
@@ -417,7 +417,7 @@ def test_a_table_that_ends_in_the_middle_is_an_error_on_both(
     assert "rank 1, on" in errors[0] and "ended while the job was start" in errors[0]
 
 
-# --- who knows the secret and breaks the rules ---------------------------------------
+# --- ranks that know the secret and break the rules ----------------------------------
 
 
 def error_after(job, told: bytes | dict) -> str:
