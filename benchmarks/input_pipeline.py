@@ -105,7 +105,7 @@ def samples(paths: list[str]) -> tf.data.Dataset:
 
 
 def measure(paths: list[str], options: argparse.Namespace) -> None:
-    """Takes turns, and prints what came out."""
+    """Takes turns, and prints the results."""
     rank, size = keras_hvd.rank(), keras_hvd.size()
     by_hand = samples(paths[rank::size]).batch(options.batch // size)
     datasets = {

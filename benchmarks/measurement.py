@@ -30,14 +30,14 @@ sys.path.insert(0, str(CHECKOUT))
 from keras_hvd.job import cores  # noqa: E402
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
-# A job that does not answer for so long is given up.
+# A job that does not answer by then is given up.
 _PATIENCE_SECONDS = 300
 # The first fields of /proc/stat; the rest is counted in these already.
 _STAT_COLUMNS = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]
 
 
 class ContenderError(Exception):
-    """A contender failed; the text has the end of what it wrote."""
+    """A contender failed; the text has the end of its output."""
 
 
 class Job:

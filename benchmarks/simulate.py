@@ -259,7 +259,7 @@ def profile_job(counts: list[int]) -> dict[str, float]:
 
 
 def run_job(counts: list[int], steps: int = 300, under: Sequence[str] = ()) -> float:
-    """Seconds of a step of a real job with so many ranks on each host.
+    """Seconds of a step of a real job with these ranks on each host.
 
     `under` is a program that runs the job, and its arguments.
     """

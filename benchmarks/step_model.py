@@ -337,7 +337,7 @@ def changes_table() -> Table:
 
 
 def published_table() -> Table:
-    """Efficiencies that others measured, and what the model says."""
+    """Efficiencies that others measured, beside the model's."""
     rows = [
         [each.what, str(each.ranks), percent(each.efficiency)]
         + [percent(each.beside.efficiency), percent(each.after.efficiency)]

@@ -17,7 +17,7 @@ class Table:
     Args:
         title: its heading.
         header: the columns' names.
-        rows: as many texts each.
+        rows: a text for each column.
     """
 
     title: str

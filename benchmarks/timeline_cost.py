@@ -2,8 +2,8 @@
 
 Runs allreduces of 4 B and of 1 MiB at the C API, one behind the other, and turns the
 timeline on and off in turns. Prints the medians of both, and how their times relate.
-With `--recording` it is what khvdrun's `--report` records, and the ranks join a new job
-for each turn.
+With `--recording` it is the recording of khvdrun's `--report`, and the ranks join a new
+job for each turn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def measure(name: str, size: int, options: argparse.Namespace) -> None:
-    """Takes turns, and prints what came out."""
+    """Takes turns, and prints the results."""
     request = Request(size)
     calls = calls_in(request, options.seconds)
     # The second half of each round goes the other way, so that drift cancels out.

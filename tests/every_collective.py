@@ -1,7 +1,7 @@
 """Every collective, as a call that all ranks can make.
 
-Tests of what all collectives have in common go through this list. One that is not in it
-fails test_every_collective.py.
+The tests of all collectives go through this list. A collective that is not in it fails
+test_every_collective.py.
 """
 
 import inspect

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 
 import network
 
-# Of a network that nobody else uses.
+# In a network that no other process uses.
 _PORT = 29400
 _LAST_BYTES = 2000
 # The words that run a command on a host, by its number; the address where they meet.

@@ -39,7 +39,7 @@ class Session:
         path: the benchmark's socket.
         rank: this process' rank.
         size: the number of ranks.
-        version: of what is measured, for the table.
+        version: of the contender, for the table.
     """
 
     def __init__(self, path: str, rank: int, size: int, version: str):
@@ -60,7 +60,7 @@ class Session:
         self._stream.flush()
 
     def serve(self, measure: Callable[..., list[float]]) -> None:
-        """Passes every command to `measure` and answers with what it returns.
+        """Passes every command to `measure` and answers with its result.
 
         Args:
             measure: takes the fields of a command, returns the seconds of each call.

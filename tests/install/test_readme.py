@@ -24,7 +24,7 @@ def commands() -> list[str]:
 
 
 def script(kept: str) -> str:
-    """One side of the README's diff; `kept` is what its lines may begin with."""
+    """One side of the README's diff; `kept` has the first characters of its lines."""
     (diff,) = blocks("diff")
     lines = [line or " " for line in diff.splitlines()]
     return "\n".join(line[1:] for line in lines if line[0] in kept) + "\n"

@@ -107,7 +107,7 @@ def is_soak(request: pytest.FixtureRequest) -> bool:
 
 
 # A shell that runs pytest in the background, or nohup, makes it ignore these. khvdrun
-# leaves alone the signals that were ignored when it started, and tests need the others.
+# leaves ignored signals alone, and the tests are about signals that it handles.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         _default = signal.default_int_handler
@@ -220,7 +220,7 @@ def start(request, khvdrun, rendezvous):
 
 
 def left_since(before: set[str]) -> list[str]:
-    """New files of /dev/shm that nobody maps, though given time.
+    """New files of /dev/shm that no process maps, though given time.
 
     This test's leftovers stay unmapped, since its processes have ended. Another test's
     job, which may run meanwhile, soon maps its own file or removes it.

@@ -27,7 +27,7 @@ POINTS = 5000
 
 LEFT_START = re.compile("rank 0 ended while the job started|could not start: ")
 # The stopped rank, in the words of a rank that can see it. Where a whole host does not
-# answer, or data do not come, ranks can only name the one that they wait for.
+# answer, or data do not come, ranks can only name the rank that they wait for.
 STOPPED = re.compile(r"rank (\d) \(pid \d+ on \S+\) .*its process is stopped \(kill")
 SILENT = "(?:.*its process is stopped|does not answer|has not answered)"
 

@@ -463,7 +463,7 @@ def test_after_a_failure_nobody_waits_in_mpi_finalize(
     assert len(raised) >= least
     for when, text in raised:
         assert when - failed < 2
-        # MPICH's mpirun kills the rest of the host at once, which then tells nobody.
+        # MPICH's mpirun kills the rest of the host at once, which then tells no rank.
         is_cut_off = how == "kill" and not mpi.is_open_mpi
         cut_off = "|rank 0 .* has gone without a word" if is_cut_off else ""
         assert re.search(f"rank 1 .* {why}{cut_off}", text)

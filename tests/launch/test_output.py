@@ -232,7 +232,7 @@ def test_breaks_a_line_without_end(khvdrun):
 def test_waits_for_a_slow_reader_and_stays_responsive(khvdrun):
     program = "import sys\nfor i in range(200_000): print('x' * 60)"
     with khvdrun.start("-np", 2, *python(program)) as job:
-        # Nobody reads, so that the ranks wait; the second Ctrl-C must still work.
+        # The output is not read, so the ranks wait. The second Ctrl-C must still work.
         read_until(job.stdout.fileno(), b"[0] x")
         job.send_signal(signal.SIGTERM)
         rest = job.stdout.read()

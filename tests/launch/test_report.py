@@ -69,7 +69,7 @@ def sums_of(timeline):
 
 
 def check_report_of(timeline, recorded):
-    """The report made of a timeline afterwards has what the recording has."""
+    """The report from a timeline has the same figures as the recording."""
     job = timelines.read([timeline])
     assert (job.size, job.left_out) == (recorded.size, 0)
     assert job.begin == pytest.approx(recorded.begin, abs=2)

@@ -237,7 +237,7 @@ def test_a_host_that_cannot_be_reached_is_an_error(any_mpi, two_hosts, start, tm
         "ranks 0, 1, 2, without a word, ended before the function .*; khvdrun ended",
         found["error"][1],
     )
-    # MPICH's mpirun does not always pass on what its agent has written.
+    # MPICH's mpirun does not always pass on its agent's output.
     is_mpich = any_mpi.name == "MPICH"
     assert "No route to host" in err or (is_mpich and "Launch proxy failed" in err)
 

@@ -88,7 +88,7 @@ def test_the_commands_of_the_documentation(cluster, tmp_path):
 
 def test_rank_0_on_another_node_than_the_first_is_an_error(cluster, tmp_path):
     (tmp_path / "hosts").write_text("host1\nhost0\n")
-    # The other rank is ended two seconds later: at once, what was said may be lost.
+    # The other rank is ended two seconds later: at once its output may be lost.
     ended = cluster.run(
         *("srun", "-N", "2", "-n", "2", "-m", "arbitrary", "--wait", "2", *PLACE),
         SLURM_HOSTFILE=str(tmp_path / "hosts"),

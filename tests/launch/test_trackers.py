@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-# MLflow's file store needs no server, and is to be asked for; nobody is told of it.
+# MLflow's file store needs no server, but a variable. And nothing reports its use.
 os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "DO_NOT_TRACK": "true"}
 
 mlflow = pytest.importorskip("mlflow", reason="needs the extra 'trackers'")

@@ -500,7 +500,7 @@ class Numbers(keras.utils.PyDataset):
 def read(data) -> int:
     if isinstance(data, keras.utils.PyDataset):
         return sum(1 for i in range(data.num_batches) if len(data[i]))
-    # Behind what a user's pipeline adds.
+    # Behind the steps of a user's pipeline.
     return sum(1 for _ in data.map(lambda element: element).batch(1).prefetch(1))
 
 

@@ -217,7 +217,7 @@ def test_function_in_a_function(size):
 def test_compiled_functions_in_one_that_is_not(size):
     """Each holds a thread until it has ended, so that the ranks need one order.
 
-    With as many of them, and no order, the ranks held all their threads for others.
+    Without an order, as many calls as threads would hold all of them for others.
     """
     functions = [
         compiled(

@@ -36,7 +36,7 @@ def test_what_ranks_get(component, noted):
 
 
 def check_fn_args(component, noted):
-    """They are those that TFX's own executor makes, but for folders of scratch."""
+    """They are the same as TFX's own executor makes, but for scratch folders."""
     expected = attrs.asdict(
         GenericExecutor()._GetFnArgs(
             component.inputs,
@@ -65,7 +65,7 @@ BY_FILE = {2: 9 + 7, 3: 5 + 6 + 6}
 
 
 def check_samples(component, samples):
-    """Each sample once an epoch, on one rank; as many steps on all."""
+    """Each sample once an epoch, on one rank; equally many steps on all."""
     rows = [*range(sum(component.FILES))]
     assert len(rows) % len(samples)
     seen = {

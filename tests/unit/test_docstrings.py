@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say."""
+"""The examples in the docstrings have the results that they show."""
 
 import doctest
 import importlib

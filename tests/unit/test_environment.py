@@ -1,4 +1,4 @@
-"""environment.world() on what launchers leave in the environment, right and wrong.
+"""environment.world() on the variables of launchers, right and wrong.
 
 The variables are as recorded from Open MPI 4.1.4, MPICH 5.0.2 and Slurm 22.05, and Open
 MPI 5's and Horovod's as documented; tests/launch/test_launchers.py runs the launchers.

@@ -53,7 +53,7 @@ def caller(made: Exchange, rank: int, size: int = 2, **variables: str) -> Caller
 
 
 def take_part(made: Exchange, rank: int, outcome: bytes, **variables: str) -> None:
-    """Does what a rank does."""
+    """Takes the call and hands over an outcome, as a rank does."""
     own = caller(made, rank, **variables)
     got = file()
     own.ask(got)

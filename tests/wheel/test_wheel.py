@@ -42,7 +42,7 @@ def wheel(request, architecture) -> pathlib.Path:
 
 @pytest.mark.parametrize("architecture", [platform.machine()], indirect=True)
 def test_the_readme_installs_it(wheel, tmp_path):
-    """Where TensorFlow is: that of this environment is not downloaded once more."""
+    """With this environment's TensorFlow, which is not downloaded once more."""
     readme = (CHECKOUT / "README.md").read_text()
     (command,) = re.findall(r"^pip (install .*)$", readme, re.M)
     (tmp_path / "dist").symlink_to(wheel.parent.resolve())
@@ -98,7 +98,7 @@ def test_it_has_one_engine_and_ops_for_each_tensorflow(native):
     assert names == {"build_info.json", "source", ENGINE, *ops}
     for minor, each in built.items():
         assert each["tensorflow"].startswith(f"{minor}.")
-    # The last is the one that is to be installed where there is none.
+    # The last one is to be installed where there is none.
     assert [*built] == sorted(built, key=lambda minor: int(minor.split(".")[1]))
 
 

@@ -227,7 +227,7 @@ def ops(kind: Kind, dtype: Dtype, size: int) -> list[Op]:
 
 
 def scales(kind: Kind, dtype: Dtype, op: Op) -> Sequence[tuple[float, float]]:
-    """The scales that have a meaning whatever the numbers are."""
+    """The scales that have a meaning for any numbers."""
     if kind in _REDUCING and dtype.is_floating and op is not Op.ADASUM:
         return SCALES
     return SCALES[:1]

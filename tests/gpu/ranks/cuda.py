@@ -53,7 +53,7 @@ _FUNCTIONS = {
 
 
 class CudaError(Exception):
-    """The driver refused something; the text says what."""
+    """The driver refused a call; the text names it."""
 
 
 class Gpu:

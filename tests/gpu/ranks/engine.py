@@ -205,7 +205,7 @@ class Engine:
         splits: Sequence[int] | None = None,
         **fields: object,
     ) -> Pending:
-        """Begins a collective behind what is on the stream."""
+        """Begins a collective behind the work on the stream."""
         request = self.request(kind, name, tensors, stream, **fields)
         if splits is not None:
             request.splits = (ctypes.c_int64 * len(splits))(*splits)

@@ -41,8 +41,8 @@ def check_device(kind: str) -> None:
 def given(rank: int, dtype: tf.DType, rows: int) -> np.ndarray:
     """A rank's input: multiples of the number of ranks, at most 8 of all ranks.
 
-    So averages are whole, and the sum of any ranks is a number of float8, whatever the
-    order in which NCCL adds and rounds.
+    So averages are whole, and the sum of any ranks is a number of float8, in any order
+    in which NCCL adds and rounds.
     """
     size = keras_hvd.size()
     numbers = np.arange(3 * rows).reshape(rows, 3) + rank

@@ -18,7 +18,7 @@ import keras_hvd
 
 
 def reduce_until_the_end() -> dict:
-    """Reduces until a rank dies; returns when this rank's call raised, and what."""
+    """Reduces until a rank dies; returns the time and text of this rank's error."""
     step = 0
     try:
         while True:

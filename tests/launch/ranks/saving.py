@@ -75,7 +75,7 @@ def model() -> keras.Model:
 
 
 def refused(trained: keras.Model, folder: Path) -> list[str]:
-    """Names of the ways of saving that raise what they should."""
+    """Names of the ways of saving that raise the right error."""
     path = str(folder / "model")
     checkpoint = tf.train.Checkpoint(model=trained)
     ways = {

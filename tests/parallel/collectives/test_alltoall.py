@@ -152,7 +152,7 @@ def test_in_a_function_of_unknown_shapes(values, rank, size):
         (lambda size: [-1] + [5] * (size - 1), "a split is negative: -1"),
         (lambda size: [4] * (size + 1), "one number for each rank"),
         (lambda size: [], "one number for each rank"),
-        # Whose lower 32 bits are right.
+        # The lower 32 bits are right.
         (lambda size: [2**32 + 4] + [4] * (size - 1), "do not add up"),
         (lambda size: np.int64([2**32 + 4] + [4] * (size - 1)), "do not add up"),
         (lambda size: np.int64([4] * (size - 1) + [4 - 2**32]), "is negative: -42949"),

@@ -274,7 +274,7 @@ def test_a_difference_is_an_error_on_every_rank(name, run, several_ranks, rank, 
     def step():
         return getattr(keras_hvd, function)(**arguments)
 
-    # Of those that have come by then in their order; the last one differs.
+    # The ranks that have come by then are named in their order; the last one differs.
     with pytest.raises(Mismatch, match=f"ranks? .*: .*{text}") as error:
         run(step)()
     assert f"; rank {size - 1}: " in str(error.value)

@@ -31,7 +31,7 @@ def slices(x):
 
 
 def splits(place, members):
-    """Of at most as many rows as there are: two for each member."""
+    """Splits of up to two rows for each member, at most all of the input's."""
     return [(place + getter) % 3 for getter in range(members)]
 
 
@@ -118,7 +118,7 @@ def loss(results, place):
 
 
 def linear_loss(results, place):
-    """One whose gradient asks for no result."""
+    """A loss whose gradient needs no result."""
     results = [each for each in tf.nest.flatten(results) if each.dtype == tf.float64]
     return (place + 1.0) * tf.add_n([tf.reduce_sum(result) for result in results])
 

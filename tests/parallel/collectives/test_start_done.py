@@ -1,4 +1,4 @@
-"""Allreduces whose starts return at once and that one op ends: gradients on GPUs."""
+"""Allreduces with starts that return at once and one op that ends them, as on GPUs."""
 
 import gc
 import os
@@ -75,7 +75,7 @@ def test_of_a_process_set(size, rank):
 
 
 def test_gradients_of_several_buckets(rank, size):
-    """Each rank's are those of all ranks' losses."""
+    """Each rank's gradients are those of all ranks' losses."""
     inputs = [tf.constant([1.0 + i, 2.0]) for i in range(3)]
 
     @tf.function

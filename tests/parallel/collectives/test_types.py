@@ -82,7 +82,7 @@ def test_reductions_name_what_they_take(dtype, size):
 
 
 def test_gradients_of_complex_numbers(run, rank, size):
-    """Of each collective on its own: the sum of squares of what it gives."""
+    """For each collective on its own; the loss is the sum of its results' squares."""
     moves = [
         keras_hvd.allgather,
         keras_hvd.alltoall,

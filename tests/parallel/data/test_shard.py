@@ -1,4 +1,4 @@
-"""shard: all ranks together read every sample once, whatever comes after it."""
+"""shard: all ranks together read every sample once, with any steps after it."""
 
 import random
 import warnings

@@ -1,4 +1,4 @@
-"""ShardedPyDataset: all ranks together get each batch once, and all as many."""
+"""ShardedPyDataset: the ranks together get each batch once, and equally many each."""
 
 import random
 from collections import Counter

@@ -104,7 +104,7 @@ def make_model(kind, dtype, optimizer):
     )
     run_eagerly = CASES[dtype].run_eagerly
     model.compile(optimizer, keras.losses.MeanSquaredError(), run_eagerly=run_eagerly)
-    # In the trace of a first step plain Keras loses what `build` assigns.
+    # In the trace of a first step plain Keras loses the assignments of `build`.
     model.optimizer.build(model.trainable_variables)
     return model
 

@@ -197,7 +197,7 @@ def test_gradients_of_gradients(run, rank, size):
             penalty = tf.reduce_sum(of_v) + (rank == 0) * of_w[0, 0]
         return outer.gradient(penalty, [v, w])
 
-    # Each rank's own factor, times the average of what all ranks give back.
+    # Each rank's own factor, times the average of all ranks' gradients.
     found_v, found_w = RUNS[run](step)()
     np.testing.assert_allclose(found_v, (rank + 1) * 6 * np.array([2.0, 3.0]))
     np.testing.assert_allclose(found_w, [[(rank + 1) * 2 / size]])

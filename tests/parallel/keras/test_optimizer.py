@@ -237,7 +237,7 @@ def test_gradients_of_other_variables_on_each_rank_are_an_error(run, rank, size)
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
     gradients = [tf.constant([1.0]) for _ in variables]
-    # As many on each rank, and of equal shapes.
+    # Equally many on each rank, and of equal shapes.
     gradients[1 if rank == 0 else 2] = None
 
     with pytest.raises(

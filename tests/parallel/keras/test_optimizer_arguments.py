@@ -345,7 +345,7 @@ def test_slices_of_several_lengths(rows, rank, size):
 
 @pytest.mark.parametrize("built", [False, True])
 def test_accumulation_of_an_optimizer_with_state(built, rank, size):
-    """It begins with a whole round, and its other state stays what it was."""
+    """It begins with a whole round, and keeps its other state."""
     variable = keras.Variable([0.0], name="v")
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5, use_ema=True)
     for _ in range(3 if built else 0):

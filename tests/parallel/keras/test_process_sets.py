@@ -189,7 +189,7 @@ class TapeModel(keras.Model):
 def test_fit_of_a_rank_outside(by, sets, rank):
     """With callbacks, a model whose weights the first step makes, and more steps.
 
-    A tape's set is not known beforehand, so there the ranks have as many steps.
+    A tape's set is not known beforehand, so there the ranks have equally many steps.
     """
     if by == "tape":
         model = TapeModel(sets[0])

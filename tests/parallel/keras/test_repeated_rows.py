@@ -30,7 +30,7 @@ def rows_of(rank, step):
 
 
 def as_many(rank, step):
-    """As many on each rank, as programs that XLA compiles need them."""
+    """The same number on each rank, which programs of XLA need."""
     return 6
 
 

@@ -71,7 +71,7 @@ def test_batches_of_several_sizes(run, empty, rank, size):
 
 
 def test_masks(run, rank, size):
-    """The last rank's rows are masked but for one step, whatever they hold."""
+    """The last rank's rows are masked but for one step."""
     shapes = [(2, 5, 3)] * size
     xs, generator = rows_of(shapes), np.random.default_rng(3)
     masks = [generator.integers(0, 2, (2, 5)).astype(bool) for _ in range(size)]

@@ -487,7 +487,7 @@ def test_ranks_may_trace_more_often_than_others(strategy, rank, size):
 
 
 def metrics_of_points():
-    """Metrics, and what updates them with rows of `points`."""
+    """Metrics, and a function that updates them with rows of `points`."""
     metrics = [
         keras.metrics.MeanSquaredError(),
         keras.metrics.MeanAbsoluteError(),

@@ -192,7 +192,7 @@ class Case:
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
     data: Callable[..., dict[str, Any]] = unweighted
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Odd, as the rest is: two ranks never have as many rows of a batch.
+    # Odd, as the rest is: two ranks never have equally many rows of a batch.
     samples: int = 199
     batch: int = 47
     epochs: int = 1
@@ -388,7 +388,7 @@ def test_class_weights_of_parts(strategy, raises_on_all_ranks):
 
 
 def test_python_random_is_agreed(strategy, rank, digits, several_ranks):
-    """A PyDataset is shuffled alike, whatever state Python's generator has."""
+    """A PyDataset is shuffled alike, for any states of Python's generators."""
     import random
 
     state = random.getstate()

@@ -111,7 +111,7 @@ def lora() -> dict[str, Any]:
 class Averaging(layers.Layer):
     """Keeps the mean of each batch, and a number that it assigns when it is built.
 
-    The mean of the ranks' means is the batch's where they have as many rows.
+    The mean of the ranks' means is the batch's where they have equally many rows.
     """
 
     def build(self, shape):

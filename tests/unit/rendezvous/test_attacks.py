@@ -95,7 +95,7 @@ def end(*connections: socket.socket) -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-# --- strangers who connect -----------------------------------------------------------
+# --- strangers that connect ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -464,7 +464,7 @@ def test_who_passes_questions_on_learns_nothing(job, threads, step):
     job.start(0)
     job.start(1)
     assert_all_met(threads)
-    # The credential was rank 0's own, and unreadable for the one that passed it on.
+    # The credential was rank 0's own, and unreadable for the process that passed it on.
     (passed,) = seen
     assert passed[4:10] == b"MUNGE:"
 
