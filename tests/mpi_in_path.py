@@ -82,7 +82,7 @@ def debians_mpich_for_mpi4py(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(folder), "MPI4PY_MPIABI": "mpich"}
 
 
-# Those whose options differ.
+# The MPIs whose options differ.
 EACH = [debians_open_mpi, pypis_open_mpi, pypis_mpich]
 NAMES = ["open-mpi-4", "open-mpi-5", "mpich"]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def pass_through(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """As many outputs as inputs, by ops that do nothing but may not be left out.
+    """Hands tensors on, by ops that do nothing but may not be left out.
 
     `Print` with `first_n=0` hands its input on and prints nothing; TensorFlow takes it
     for an op with a state, as it does a collective, and neither folds nor prunes it. It

@@ -131,7 +131,7 @@ def test_optuna_search(example, tmp_path):
         assert trial.state is optuna.trial.TrialState.COMPLETE
         assert str(trial.params) == settings
         assert trial.value == pytest.approx(float(accuracy), abs=1e-4)
-        # Of 397 images, of all ranks.
+        # The accuracy is that over the 397 test images of all ranks.
         assert trial.value * 397 == pytest.approx(round(trial.value * 397), abs=1e-3)
         assert len(trial.intermediate_values) == 3
     assert study.best_value > 0.5

@@ -16,7 +16,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STAND_INS = "//tf_ops/testing/gpu:libcuda.so.1", "//tf_ops/testing/gpu:libnccl.so.2"
-# As `make test-gpu` has it.
+# As `make test-gpu` runs them.
 GPU_TESTS = (
     *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={CHECKOUT}"),
     *("--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-rs", "tests/gpu"),

@@ -528,7 +528,7 @@ def test_mpi4py_of_another_family_is_named(mpi, two_hosts, tmp_path):
     ) in ended.stderr
 
 
-# As a module that mpi4py was built with for one MPI, which knows of no others.
+# Imports mpi4py first, as if it were built for one MPI and knew of no others.
 ALONE = """
 import sys
 from mpi4py import MPI

@@ -200,7 +200,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
         own = seconds["waits", rank], seconds["waited for", rank]
         assert intervals.waits[:, rank].sum() == pytest.approx(own[0], rel=0.01)
         assert intervals.waited_for[:, rank].sum() == pytest.approx(own[1], rel=0.01)
-    # Of allreduces that are not among the job's own.
+    # Measured by allreduces that are not among the job's own.
     assert 10e6 < job.capacity < 1e12
     assert len(job.tensors) > 5
     for tensor in job.tensors:

@@ -51,7 +51,7 @@ def test_tensorflow_takes_a_share_that_is_set_after_its_import():
         int(subprocess.check_output([sys.executable, "-c", LATE, str(shared)]))
         for shared in (2, 80)
     ]
-    # Of one and of forty.
+    # With a share of one core, and of forty.
     assert 30 < counts[1] - counts[0] < 50
 
 

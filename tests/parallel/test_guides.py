@@ -262,7 +262,7 @@ def test_block(key):
         assert stands_for[0] in text
         text = text.replace(*stands_for)
     names = {"keras": keras, "keras_hvd": keras_hvd, "np": np, "tf": tf, **given()}
-    # Of ten epochs, all after the second show nothing more.
+    # The third to tenth epoch show nothing more.
     text = text.replace("epochs=10", "epochs=2").replace("epoch, 10)", "epoch, 2)")
     # Errors name the page and its line.
     exec(compile("\n" * line + text, f"{page}.md", "exec"), names)

@@ -43,7 +43,7 @@ def hlo(function: Callable, *args: tf.Tensor) -> str:
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=lambda dtype: dtype.name)
 def test_same_bits_as_without_xla(dtype, values, rank):
-    """Of all types, one program: each op alone, then a group and a broadcast."""
+    """One program for each type: each op alone, then a group and a broadcast."""
     ops = OPS[2:] if dtype == tf.bool else OPS
     x = tf.constant(values(dtype, (3, 5), rank), dtype)
 
@@ -293,7 +293,7 @@ def test_one_program_in_two_threads(size):
             except tf.errors.FailedPreconditionError as error:
                 ends.append("by another call of the same op" in str(error))
 
-    # That they meet, and that not all do, is up to the scheduler.
+    # The scheduler decides which of them meet.
     seen_by = [False]
     while not all(seen_by):
         threads = [threading.Thread(target=run) for _ in range(2)]

@@ -75,7 +75,7 @@ def test_the_last_error_is_found_in_whatever_a_rank_writes():
     )
     assert last_error(b"1/9\r2/9\rOwnInterrupt\n") == "OwnInterrupt"
     assert last_error(b"NoErrors at all\n") == ""
-    # As many digits as int() does not take.
+    # More digits than int() takes.
     peer = b"RankFailedError: rank 1 (pid " + b"9" * 5000 + b" on a) has left\n"
     assert last_error(peer).startswith("RankFailedError")
 

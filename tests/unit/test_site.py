@@ -55,7 +55,7 @@ def site(tmp_path_factory) -> Path:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Of a core that it has for itself.
+    # CPU time: a minute on a core of its own.
     assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 60
     return folder
 
@@ -87,7 +87,7 @@ def public_names() -> dict[str, object]:
 
 
 def arguments() -> Iterator[tuple[str, inspect.Parameter]]:
-    """Those of the public functions and classes, but of exceptions and enumerations."""
+    """The arguments of public functions and classes, without exceptions and enums."""
     for name, value in public_names().items():
         is_class = inspect.isclass(value)
         if is_class and issubclass(value, (Exception, enum.Enum)):

@@ -195,7 +195,7 @@ class Case:
         return after * function.reduce(scaled)
 
     def _scattered(self, rows: np.ndarray, rank: int) -> np.ndarray:
-        """As many rows to each rank, and the first ones one more."""
+        """A rank's rows: equally many on each, and one more on the first ones."""
         return np.array_split(rows, self.size)[rank]
 
 

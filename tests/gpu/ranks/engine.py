@@ -63,7 +63,7 @@ class Dtype(enum.IntEnum):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The bytes of an element."""
         return (1, 1, 4, 8, 2, 2, 4, 8, 1, 4, 8, 1, 1)[self]
 
     @property

@@ -19,7 +19,7 @@ from keras_hvd import exceptions
 from keras_hvd.job import native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
-# Of khvd_reduce_op.
+# Values of khvd_reduce_op.
 SUM, MAX = 1, 3
 
 

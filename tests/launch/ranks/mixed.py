@@ -138,7 +138,7 @@ class Collective:
         return functools.reduce(REDUCE.get(self.op, np.add), inputs)
 
     def combined_in_pairs(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Of a power of two of hosts, as all layouts of this test have."""
+        """For a power of two of hosts, as all layouts of this test have."""
         if len(inputs) == 1:
             return inputs[0]
         middle = len(inputs) // 2

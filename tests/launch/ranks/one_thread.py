@@ -84,7 +84,7 @@ def training(columns: int) -> None:
         return tape.gradient(loss, weights)
 
     values = tf.constant(1.0 + keras_hvd.rank())
-    # Of each rank's factor, 1 and 2, the mean.
+    # 1.5 is the mean of the ranks' factors, 1 and 2.
     for result, expected in zip(held_up(step, values), (6, 3, 2), strict=True):
         np.testing.assert_array_equal(result, np.full([2, columns], 1.5 * expected))
 

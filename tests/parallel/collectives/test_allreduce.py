@@ -673,7 +673,7 @@ def test_the_same_call_in_two_threads_is_an_error(call, size, several_ranks):
         except wrong as error:
             ends.append("by another call of the same op" in str(error))
 
-    # That they meet is up to the scheduler.
+    # The scheduler decides whether they meet.
     while True not in ends:
         ends.clear()
         threads = [threading.Thread(target=run) for _ in range(2)]

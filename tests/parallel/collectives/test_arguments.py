@@ -95,7 +95,7 @@ WRONG = {
         ("0", TypeError, "root_rank must be a whole number; got '0'"),
         (-1, NO_ROOT, "root_rank -1"),
         (1000, NO_ROOT, "root_rank 1000"),
-        # Of which the lower 32 bits, and 64, are a rank.
+        # The lower 32 bits, and 64, are a rank.
         (2**32, keras_hvd.MismatchError, "root_rank 4294967296 is not in 0"),
         (2**64, keras_hvd.MismatchError, "root_rank 18446744073709551616 is not in 0"),
     ],

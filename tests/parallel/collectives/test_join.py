@@ -137,7 +137,7 @@ WRONG = {
     "max": lambda: keras_hvd.grouped_allreduce([1.0], op=Max),
     "product": lambda: keras_hvd.allreduce(1.0, op=Product),
     "from the last": lambda: keras_hvd.broadcast(1.0, keras_hvd.size() - 1),
-    # Of three ranks there is no Adasum.
+    # Three ranks have no Adasum.
     "adasum": lambda: keras_hvd.allreduce(
         1.0, op=Max if keras_hvd.size() == 3 else Adasum
     ),

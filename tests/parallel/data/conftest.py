@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_hvd
 
-# Of the files in `folder`.
+# The samples of each file in `folder`.
 SAMPLES = (3100, 2400, 1900, 1300, 800, 400, 100)
 
 

@@ -340,7 +340,7 @@ def without_input_shape(kind):
 def test_model_that_one_rank_has_loaded(
     suffix, kind, rank, size, tmp_path, equal_on_all_ranks
 ):
-    """Those of the other ranks have no variables yet, and continue with its weights."""
+    """The other ranks' models have no variables yet, and continue with its weights."""
     if suffix == "h5" and kind is WithTwoParts:
         pytest.skip("Keras saves no such model there")
     keras.utils.set_random_seed(rank)

@@ -16,7 +16,7 @@ import keras_hvd
 
 RATE = 0.05
 TOKENS, LENGTH, WIDTH = 13, 5, 4
-# As many rows for each of one to four ranks: means of unequal parts are no mean.
+# The rows divide by one to four ranks: a mean of unequal parts' means is no mean.
 STEPS, ROWS = 3, 12
 EMA = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
 

@@ -114,7 +114,7 @@ def test_fit_of_a_model_made_in_another_way(how, make, rank, size, tmp_path):
     if not alone.built:
         alone(parts[0][0])
     alone.set_weights(state)
-    # For two steps a trace would take longer than they do.
+    # A trace would take longer than two steps do.
     alone.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
     alone.fit(x, y, batch_size=len(x), epochs=2, verbose=0)

@@ -196,7 +196,7 @@ BUCKETS = {
 def test_buckets_leave_last_layer_first_and_free_of_each_other(
     kind, rank, size, several_ranks
 ):
-    """Of 4 MiB by default."""
+    """A bucket has 4 MiB by default."""
     groups, buckets = BUCKETS[kind]
     first, _, _, fourth = variables = [
         keras.Variable(np.zeros(int(n * MIB), "float32"), name=name)

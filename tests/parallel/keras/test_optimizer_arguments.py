@@ -121,7 +121,7 @@ def of_case(case: Case, model: keras.Model) -> keras.optimizers.Optimizer:
     return distribute(case.optimizer(), given(model) if callable(given) else given)
 
 
-# Those for which Keras or XLA do something else around the reduction.
+# The cases in which Keras or XLA do something else around the reduction.
 TRACED = ["adam", "fp16", "groups_of_variables", "backward_passes_per_step"]
 
 
@@ -299,7 +299,7 @@ def test_passes_that_differ_in_how_they_add_up(several_ranks, rank):
     ["eager", "graph", pytest.param("jit_compile", marks=pytest.mark.needs_xla)],
 )
 def test_adasum(mode, rank, size):
-    """Of gradients that are orthogonal: their sum."""
+    """Adasum of orthogonal gradients is their sum."""
     [variable] = of_shapes((size,))
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0), op=keras_hvd.Adasum

@@ -81,7 +81,7 @@ def numbers_of_ranks(drawn: Any) -> int:
 def test_steps_draw_different_numbers(way, eagerly, draw, size, rank):
     first = fit_and_draw(way, DRAWS[draw], run_eagerly=eagerly)
     assert numbers_of_ranks(first) == size
-    # Of the seed, and nothing else.
+    # The seed alone decides them.
     again = fit_and_draw(way, DRAWS[draw], run_eagerly=eagerly)
     np.testing.assert_array_equal(again, first)
 

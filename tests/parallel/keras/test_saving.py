@@ -15,7 +15,7 @@ TIMES = 8
 
 @pytest.fixture
 def folder(tmp_path, rank) -> Path:
-    """One that all ranks know."""
+    """A folder that all ranks know."""
     return keras_hvd.broadcast_object(tmp_path, 0)
 
 

@@ -62,7 +62,7 @@ def fit(make_linear, rank, equal_on_all_ranks):
         seen = Batches()
         ours = BroadcastGlobalVariables(0)
         y = X[:, :2] * (rank + 1)
-        # Of trainings that have failed, in other tests.
+        # Agreements of trainings that have failed, in other tests.
         left = {*stopping.AnyRank._under_way}
         model.fit(X, y, 4, epochs=epochs, verbose=0, callbacks=[ours, *callbacks, seen])
         assert seen.found_set == 0
@@ -104,7 +104,7 @@ def test_in_the_last_batches_of_an_epoch(fit, rank, size):
 
 @pytest.mark.parametrize("steps", [2, 4])
 def test_by_executions(steps, fit, rank, size):
-    """Of 4 steps: the data ends within the second, which is not agreed on."""
+    """With 4 steps the data ends within the second one, which is not agreed on."""
     stop = Hidden(0, rank == size - 1)
     assert fit(stop, steps_per_execution=steps) == [2 if size > 1 else 1]
 

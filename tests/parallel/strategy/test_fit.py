@@ -162,7 +162,7 @@ def in_parts(x, y, batch) -> dict[str, Any]:
 
 
 def generator(x, y, batch) -> dict[str, Any]:
-    """One that cannot be read twice; a batch that were lost would be missed."""
+    """A generator that cannot be read twice; a lost batch would be missed."""
 
     def batches():
         for start in range(0, len(x), batch):
@@ -428,7 +428,7 @@ def linear() -> keras.Model:
 
 
 def test_two_scopes(rank, size, shared_path, equal_on_all_ranks):
-    """Of a script that makes a strategy wherever it needs one."""
+    """As in a script that makes a strategy wherever it needs one."""
     x = np.linspace(-1, 1, 30, dtype="float32")[:, None]
     with keras_hvd.Strategy().scope():
         first = linear()
@@ -612,7 +612,7 @@ def test_optimizer_that_updates_in_parts(eagerly, both_ways, require_equal, digi
 
 
 def test_optimizer_of_another_kind(strategy, several_ranks, raises_on_all_ranks):
-    """One that would update without a sum is refused."""
+    """An optimizer that would update without a sum is refused."""
 
     class Own(keras.optimizers.SGD):
         def apply(self, grads, trainable_variables=None):

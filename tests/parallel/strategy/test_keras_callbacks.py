@@ -151,7 +151,7 @@ def test_ours_do_no_harm(both_ways, require_equal, digits):
 
 
 def test_callback_list(both_ways, require_equal, digits):
-    """One that the user made is coordinated as well."""
+    """A list that the user made is coordinated as well."""
 
     def run(x, y):
         model = compiled()

@@ -241,7 +241,7 @@ class Scaling(Summing):
 
 
 class InBranch(Summing):
-    """As a step that accumulates does it."""
+    """As in a step that accumulates."""
 
     def done_to(self, gradients):
         reduce = super().done_to

@@ -320,7 +320,7 @@ def test_one_changed_bit_is_noticed(new_job):
         print(place, "of the", "server" if of_server else "client")
         ended = job.started.end()
         if isinstance(ended[0], Meeting):
-            # That connection was a stranger's, and the rank came again.
+            # The first connection counted as a stranger's, and the rank came again.
             assert PLACES[place] < MESSAGE
             assert len(proxy.of_client) > 2 * proof.HELLO_BYTES + proof.PROOF_BYTES
             assert [len(ended[rank].links) for rank in range(2)] == [2, 2]
@@ -392,7 +392,7 @@ def test_under_tls_one_changed_bit_is_noticed(new_job, begin_tls):
         print(offset, "of the", "server" if of_server else "client")
         ended = job.started.end()
         if isinstance(ended[0], Meeting):
-            # That connection was a stranger's, and the rank came again.
+            # The first connection counted as a stranger's, and the rank came again.
             sent = proxy.of_server if of_server else proxy.of_client
             assert len(sent) > 2 * MESSAGE + offset
             assert [len(ended[rank].links) for rank in range(2)] == [2, 2]
