@@ -4,10 +4,10 @@
 # .venv-tfx), and are quick the second time.
 
 PYTHON ?= python3
-# What to develop against. tensorflow-cpu is TensorFlow without the CUDA libraries, which
-# it would download by the gigabyte: `make install TENSORFLOW=tensorflow[and-cuda]==2.21.*`
-# where there is a GPU. keras_hvd builds against 2.16 to 2.21; the newest is the default
-# because its headers change most.
+# The TensorFlow to develop against. tensorflow-cpu comes without the CUDA libraries, which
+# are gigabytes. With a GPU: `make install TENSORFLOW=tensorflow[and-cuda]==2.21.*`.
+# keras_hvd builds against 2.16 to 2.21. The newest is the default because its headers
+# change most.
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 KERAS ?= keras==3.15.*
 # The extras of pyproject.toml that come with keras_hvd, and versions of other packages.
@@ -25,8 +25,8 @@ NATIVE := keras_hvd/_native
 # The same libraries for `make soak`, with faults.
 FAULTS := $(VENV)/faults
 SEED ?= $(shell date +%s)
-# What `make wheel` and `make native-tests` build for: this machine, or, with Debian's
-# cross compiler and its emulator, another one.
+# The machine that `make wheel` and `make native-tests` build for: this one, or, with
+# Debian's cross compiler and its emulator, another one.
 MACHINE := $(shell uname -m)
 ARCHITECTURE ?= $(MACHINE)
 OTHER_MACHINE := $(filter-out $(MACHINE),$(ARCHITECTURE))
@@ -42,14 +42,14 @@ BAZEL_OPTIONS = $(OTHER_MACHINE:%=--config=%) \
 BAZEL_TEST = bazel test $(BAZEL_OPTIONS)
 NATIVE_TESTS := //tf_ops/... //benchmarks/simulation/...
 
-# What each Python process needs to import Keras, and to end, is half: see there.
+# With it each Python process imports Keras, and ends, in half the time.
 export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
 
 COMMA := ,
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-# Tests measure time, and ranks use the cores that there are.
+# Tests measure time, and ranks use all cores.
 ifndef MAY_RUN_AT_ONCE
 .NOTPARALLEL:
 endif
@@ -88,7 +88,7 @@ AT_ONCE = --no-print-directory --output-sync=target MAY_RUN_AT_ONCE=yes
 
 # $(call unless,CONDITION,PACKAGE): the package, where the condition is empty.
 unless = $(if $(strip $(1)),,$(2))
-# What the distribution has to give, and of that what is missing.
+# The distribution's packages that are missing.
 MISSING = $(strip \
 	$(call unless,$(shell command -v bazel),bazel-bootstrap) \
 	$(call unless,$(wildcard /usr/share/bazel/rules/java),bazel-rules-java) \
@@ -112,7 +112,7 @@ else
 endif
 endif
 
-# What some tests take, which say so and are skipped where it is missing.
+# The packages that some tests need. Where one is missing, its tests are skipped.
 MISSING_FOR_TESTS = $(strip \
 	$(call unless,$(wildcard /usr/bin/chromium),chromium) \
 	$(call unless,$(wildcard /usr/sbin/slurmctld),slurmctld) \
@@ -194,11 +194,11 @@ native-objects: | $(BIN)/python
 	bazel build $(BAZEL_OPTIONS) $(patsubst %/BUILD,//%/..., \
 		$(filter-out tf_ops/kernels/%,$(wildcard tf_ops/*/BUILD)))
 
-# Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
+# The C++ tests. For another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
 native-tests: install
 	$(BAZEL_TEST) $(NATIVE_TESTS)
 
-# Those of one process, the examples in the docstrings among them.
+# The tests of one process, the examples in the docstrings among them.
 unit-tests: install test-packages
 	$(BIN)/python -m pytest -q tests/unit $(PAGES:%=--ignore=%)
 
@@ -211,29 +211,29 @@ page-tests: install test-packages
 one-rank-tests: install
 	$(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel
 
-# Those of how keras_hvd is installed, and of what its pages tell users to do first.
+# The tests of installations, and of the first steps that the pages tell users.
 install-tests: install
 	$(BIN)/python -m pytest -q tests/install
 
-# Those of how jobs are launched.
+# The tests of launching.
 launch-tests: install test-packages
 	$(BIN)/python -m pytest -q tests/launch \
 		$(patsubst %,--ignore=%,$(WITH_HOSTS) $(BENCHMARK_TESTS))
 
-# That each benchmark runs, and prints what it should.
+# The tests of the benchmarks.
 BENCHMARK_TESTS := tests/launch/test_benchmarks.py
 benchmark-tests: install test-packages
 	$(BIN)/python -m pytest -q $(BENCHMARK_TESTS)
 
-# Those of jobs that are launched on several hosts, which wait most of the time, for limits
-# to pass and programs to end; and the examples.
+# The tests of jobs on several hosts, which wait most of the time, for limits to pass and
+# programs to end; and the examples.
 WITH_HOSTS := $(patsubst %,tests/launch/test_%.py,examples hosts_option mpi run_on_hosts \
 	several_hosts slurm vanished_host)
 launch-hosts-tests: install test-packages
 	$(BIN)/python -m pytest -q $(WITH_HOSTS)
 
-# The same tests in jobs of two ranks, and of four; which of them run where is said in
-# tests/parallel/conftest.py.
+# The same tests in jobs of two ranks, and of four; tests/parallel/conftest.py says which
+# run where.
 parallel-tests: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x tests/parallel
 
@@ -259,8 +259,8 @@ two-hosts-tests: install
 	$(BIN)/python tests/on_hosts.py --rate 100mbit --delay 0.1 1 1 \
 		$(BIN)/python -m pytest -q -x tests/parallel/collectives tests/parallel/test_*.py
 
-# What depends on TensorFlow's version, on two ranks: all collectives, the optimizer,
-# callbacks and data. Of another one: make core-tests VENV=.venv-2.18
+# The tests that depend on TensorFlow's version, on two ranks: all collectives, the
+# optimizer, callbacks and data. With another version: make core-tests VENV=.venv-2.18
 # TENSORFLOW=tensorflow-cpu==2.18.*
 core-tests: install
 	$(BIN)/khvdrun --check-build
@@ -271,11 +271,11 @@ core-tests: install
 CORE_UNITS = $(BIN)/python -m pytest -q tests/unit/test_optimizer.py tests/unit/data
 CORE_JOB = $(call JOB,collectives data keras/test_optimizer.py \
 	keras/test_broadcast_global_variables.py keras/test_learning_rate.py)
-# What of that runs every function of the libraries.
+# The part of them that runs every function of the libraries.
 LIBRARIES_JOB = $(call JOB,collectives keras/test_optimizer.py)
 JOB = $(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x $(addprefix tests/parallel/,$(1))
 
-# With what PyPI has today, whatever its version.
+# With the versions that PyPI has today.
 newest-tests:
 	rm -rf .venv-newest
 	$(MAKE) --no-print-directory core-tests VENV=.venv-newest EXTRAS=test \
@@ -352,16 +352,16 @@ sanitize: install
 	$(BAZEL_TEST) --config=asan $(NATIVE_TESTS)
 	$(BAZEL_TEST) --config=tsan $(NATIVE_TESTS)
 
-# What hosts read of each other, fed with what a fuzzer makes up. The inputs that showed
+# A fuzzer's inputs for the code that reads messages of other hosts. The inputs that showed
 # something new are kept in an archive beside each *_fuzz.cc, and read again by `make
-# native-tests`. Clang compiles what reads them; it refuses the reductions, which g++ does.
+# native-tests`. Clang compiles the readers. It refuses the reductions, which g++ compiles.
 FUZZERS := coordination/messages transport/hosts_job_state
 FUZZ_INPUTS ?= 10000000
 FUZZED = $(filter-out %_test.cc %_fuzz.cc,$(wildcard \
 	$(patsubst %,tf_ops/%/*.cc,coordination operation transport)))
 FUZZ := $(VENV)/fuzz
 CORPUS = tf_ops/$*_corpus.tar.gz
-# The same inputs give the same archive, whoever packs it; the C++ tests read this format.
+# The same inputs give the same archive on any machine. The C++ tests read this format.
 SAME_BYTES := --format=ustar --mtime=@0 --mode=644 --owner=0 --group=0 --numeric-owner
 .PHONY: fuzz $(FUZZERS:%=fuzz-%)
 fuzz: $(FUZZERS:%=fuzz-%)
@@ -388,7 +388,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 # steps, fifty kills and some stops with libraries that have faults
 # (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
 # jobs in one process; more than 2 GiB at once between hosts; then all parallel tests on
-# three and four ranks, those too that other targets run on others only; and `make
+# three and four ranks, also those that other targets run on other numbers only; and `make
 # layouts`.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
@@ -404,7 +404,7 @@ soak: install
 	$(MAKE) --no-print-directory layouts
 
 # Collectives and Keras' optimizer between more hosts, slower ones, and farther ones:
-# the ranks of each host, what a cable carries, its delay in ms, and whether they use TLS.
+# the ranks of each host, a cable's rate, its delay in ms, and whether they use TLS.
 LAYOUTS := 2+2:1gbit:0:1 2+2:100mbit:2:0 1+1+1+1:1gbit:0.1:1 1+1+1+1:100mbit:0:0 \
 	2+2+2+2:1gbit:0:0
 
@@ -471,8 +471,8 @@ bench-gpu-calls: gpu-engine
 
 # --- upkeep -------------------------------------------------------------------------
 
-# The lines of each folder, as wc counts them: of what users run, of its tests, and of what
-# is neither.
+# The lines of each folder, as wc counts them: of the code that users run, of its tests,
+# and of the rest.
 lines:
 	@$(call COUNT_LINES,Python,keras_hvd/*.py)
 	@$(call COUNT_LINES,C++,tf_ops/*.cc tf_ops/*.h $(CXX_TESTS:%=:!%))

@@ -17,13 +17,13 @@ from setuptools.errors import ExecError
 
 CHECKOUT = pathlib.Path(__file__).resolve().parent
 NATIVE = pathlib.Path("keras_hvd", "_native")
-# Libraries for several TensorFlows, and what they run on: bazel/build_wheel.py.
+# Libraries for several TensorFlows, and their platform: bazel/build_wheel.py.
 BUILT_BEFORE = os.environ.get("KERAS_HVD_NATIVE")
 PLATFORM = os.environ.get("KERAS_HVD_PLATFORM")
-# What ops for a later TensorFlow are built from: keras_hvd/build.py.
+# The sources of ops for a later TensorFlow: keras_hvd/build.py.
 SOURCES = (".bazelignore", ".bazelrc", "BUILD", "WORKSPACE", "bazel", "tf_ops")
 VERSION = pathlib.Path("keras_hvd", "version.py")
-# What earlier builds left behind must not get into this one's wheel.
+# The files of earlier builds must not get into this one's wheel.
 BUILD = tempfile.TemporaryDirectory(prefix="keras_hvd-build-")
 
 
@@ -53,7 +53,7 @@ class BuildNative(setuptools.Command):
             self.copy_sources(folder / NATIVE / "source")
 
     def copy_sources(self, folder: pathlib.Path) -> None:
-        """Copies what the libraries are built from, without tests and fuzzers."""
+        """Copies the libraries' sources, without tests and fuzzers."""
         folder.mkdir()
         tests = ("*_test.cc", "*_fuzz.cc", "*_corpus.tar.gz", "testing")
         unwanted = shutil.ignore_patterns(*tests, "__pycache__")

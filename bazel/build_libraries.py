@@ -33,7 +33,7 @@ BUILD_INFO = "build_info.json"
 def build_libraries(
     folder: pathlib.Path, configs: list[str], keeps_engine: bool
 ) -> None:
-    """Builds the libraries into `folder`, or exits with what is missing."""
+    """Builds the libraries into `folder`, or exits with the reason why it cannot."""
     tensorflow = _tensorflow()
     targets = (f"//tf_ops:{name}" for name in (ENGINE, OPS))
     options = [f"--config={config}" for config in configs]
@@ -45,7 +45,7 @@ def build_libraries(
 
     folder.mkdir(parents=True, exist_ok=True)
     if not keeps_engine and _differ(built / ENGINE, folder / ENGINE):
-        # Op libraries of other builds may not fit what this engine offers them.
+        # Op libraries of other builds may not fit this engine.
         _forget_ops(folder)
         _install(built / ENGINE, folder / ENGINE)
     minor = ".".join(tensorflow["version"].split(".")[:2])
@@ -66,7 +66,7 @@ def _note(
     tensorflow: dict[str, str | bool],
     installed: list[pathlib.Path],
 ) -> None:
-    """Adds to build_info.json what was installed, and what the ops are built from."""
+    """Adds the installed libraries, and the ops' TensorFlow, to build_info.json."""
     path = folder / BUILD_INFO
     noted = json.loads(path.read_text()) if path.exists() else {}
     version = runpy.run_path(str(CHECKOUT / "keras_hvd" / "version.py"))["__version__"]
@@ -82,7 +82,7 @@ def _note(
     of_minors = noted.get("ops", {}) | {minor: ops}
     info = {
         "version": version,
-        # Whoever needs a TensorFlow is told to install the last.
+        # A user without a TensorFlow is told to install the last.
         "ops": {each: of_minors[each] for each in sorted(of_minors, key=_numbers)},
         "sha256": noted.get("sha256", {}) | hashes,
     }
@@ -116,7 +116,7 @@ def _run_bazel(command: str, *arguments: str) -> str:
             "apt-get install -y bazel-bootstrap bazel-rules-java"
         )
     options = ["--config=quiet", f"--repo_env=PYTHON_BIN_PATH={sys.executable}"]
-    # Also where there is none: a server keeps what an earlier build gave it.
+    # Also where it is empty: a Bazel server keeps the value of an earlier build.
     folder = os.environ.get("KERAS_HVD_TENSORFLOW", "")
     options.append(f"--repo_env=KERAS_HVD_TENSORFLOW={folder}")
     done = subprocess.run(

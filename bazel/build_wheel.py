@@ -21,14 +21,14 @@ import tempfile
 import zipfile
 
 CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
-# All of them are there for it.
+# All TensorFlows that we serve are published for it.
 PYTHON = "3.11"
-# The smallest that has what is linked against.
+# The smallest distributions with the headers, and the libraries to link against.
 DISTRIBUTIONS = {"x86_64": "tensorflow-cpu", "aarch64": "tensorflow"}
-# What our libraries run on (older_system.py), and what TensorFlow's wheels are for.
+# The platform of our libraries (older_system.py), and those of TensorFlow's wheels.
 PLATFORM = "manylinux_2_27"
 TENSORFLOW_PLATFORMS = ("manylinux_2_27", "manylinux_2_17")
-# What the build asks for; the package file and the metadata are how it is found.
+# The files that the build needs. The package file and the metadata let it find them.
 TAKEN = (
     "tensorflow/__init__.py",
     "tensorflow/include/",
@@ -70,7 +70,7 @@ def _downloaded(version: str, architecture: str) -> pathlib.Path:
             for name in archive.namelist():
                 if name.startswith(TAKEN) or name.endswith(".dist-info/METADATA"):
                     archive.extract(name, partial)
-        # Only what is whole is ever found.
+        # Only a complete folder gets the name under which it is found.
         try:
             partial.rename(folder)
         except OSError:
@@ -82,7 +82,7 @@ def _downloaded(version: str, architecture: str) -> pathlib.Path:
 
 def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathlib.Path:
     """Builds the wheel into `folder`, and gives its path."""
-    # What is installed from it has its files' modes.
+    # Installed files have the modes of the wheel's.
     os.umask(0o022)
     configs = ["portable"]
     if architecture != os.uname().machine:
@@ -105,7 +105,7 @@ def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathl
         )
         (built,) = pathlib.Path(scratch).glob("keras_hvd-*.whl")
         folder.mkdir(parents=True, exist_ok=True)
-        # Whoever installs from the folder means this one.
+        # An installation from the folder must get this wheel.
         for earlier in folder.glob(f"keras_hvd-*_{architecture}.whl"):
             earlier.unlink()
         wheel = folder / built.name

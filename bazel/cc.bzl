@@ -1,9 +1,9 @@
-"""How the C++ of keras_hvd is compiled: the same warnings everywhere, one test rule."""
+"""Rules for the C++ of keras_hvd: the same warnings everywhere, one test rule."""
 
-# Only what is marked KHVD_EXPORT leaves a library.
+# A library exports only symbols that are marked KHVD_EXPORT.
 VISIBILITY = ["-fvisibility=hidden"]
 
-# TensorFlow's headers are system headers, so these speak of our code alone.
+# TensorFlow's headers are system headers, so these are about our code alone.
 WARNINGS = [
     "-Wall",
     "-Wextra",
@@ -39,7 +39,7 @@ def khvd_cc_library(name, copts = [], linkopts = [], **kwargs):
 def khvd_cc_tests(deps, **kwargs):
     """One test for each *_test.cc and each *_fuzz.cc of the folder.
 
-    What is to be fuzzed gets the inputs that fuzzing has found so far: `make fuzz`.
+    A *_fuzz.cc gets the inputs that fuzzing has found so far: `make fuzz`.
     """
     for source in native.glob(["*_test.cc"]):
         native.cc_test(

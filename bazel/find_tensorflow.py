@@ -27,8 +27,8 @@ DISTRIBUTIONS = (
     "tf-nightly-cpu",
 )
 OLDEST = (2, 16)
-# What start and done calls of collectives need: the interface with its futures, and the
-# programs' builder where it is today.
+# The headers that start and done calls of collectives need: the interface with its
+# futures, and the programs' builder where it is today.
 XLA_HEADERS = {
     "xla/ffi/api/c_api.h": "XLA_FFI_Future_Create",
     "xla/ffi/api/ffi.h": "class CountDownPromise",

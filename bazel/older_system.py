@@ -1,10 +1,10 @@
-"""Makes libraries to link against, so that what is linked runs on older systems.
+"""Makes libraries to link against, so that the result runs on older systems.
 
     python older_system.py COMPILER FOLDER
 
 Each has this system's C or C++ library's symbols, as they were in the versions of
-`NEWEST`, and nothing in them. Whoever links against them and needs something newer is
-told so by the linker. What moved between libraries with glibc 2.34 is where it was.
+`NEWEST`, and nothing in them. The linker refuses a program that needs a newer symbol.
+Symbols that moved between libraries with glibc 2.34 are where they were.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import re
 import subprocess
 import sys
 
-# Of manylinux_2_27, which is TensorFlow's own: RHEL 8, Debian 10 and Ubuntu 18.10, and
-# whatever is newer. The C++ library is that of GCC 7.
+# Of manylinux_2_27, which is TensorFlow's own: RHEL 8, Debian 10, Ubuntu 18.10 and
+# newer systems. The C++ library is that of GCC 7.
 NEWEST = {
     "GLIBC": (2, 27),
     "GLIBCXX": (3, 4, 24),
     "CXXABI": (1, 3, 11),
 }
-# Where glibc 2.34 put what had been in libraries of their own.
+# The version of the symbols that glibc 2.34 took in from libraries of their own.
 _MERGED = "GLIBC_2.34"
 _SYMBOL = re.compile(
     r"\s*\d+: \w+\s+(?P<size>\w+) (?P<type>\w+)\s+(?P<binding>\w+)\s+\w+\s+(?!UND)\w+ "
@@ -37,7 +37,7 @@ _KINDS = {
 
 
 def symbols(library: pathlib.Path) -> dict[str, dict[str, tuple[str, int]]]:
-    """What a library defines: of each name the versions, with kind and size."""
+    """The symbols that a library defines: for each name the versions, kind and size."""
     listed = subprocess.run(
         ["readelf", "--dyn-syms", "--wide", library],
         stdout=subprocess.PIPE,
@@ -79,7 +79,7 @@ def was_in(library: str, name: str, versions: dict[str, tuple[str, int]]) -> str
 def write(
     compiler: str, soname: str, content: dict[str, tuple[str, str, int]], path: str
 ) -> None:
-    """Links a library that has the symbols: of each the version, kind and size."""
+    """Links a library that has the symbols, each given by version, kind and size."""
     lines = []
     for number, (name, (version, kind, size)) in enumerate(sorted(content.items())):
         type_, section = _KINDS[kind]
@@ -122,7 +122,7 @@ def main(compiler: str, folder: pathlib.Path) -> None:
     for library, of_library in content.items():
         name = library if library.startswith("libc.") else library.rpartition(".")[0]
         write(compiler, library, of_library, str(folder / name))
-    # As the system's own: what is linked into each program, and the loader.
+    # A linker script like the system's, with the part for each program, and the loader.
     loader = next(path_of("libc.so.6").parent.glob("ld-linux-*.so.*")).name
     (folder / "libc.so").write_text(
         f"GROUP ( libc.so.6 -lpthread -ldl {path_of('libc_nonshared.a')} "

@@ -23,13 +23,14 @@ from measurement import summary
 from tables import Check, Table, spread
 
 UNCHANGED, POOL, C_API = "unchanged", "pool", "C API"
-# The C library's, told to keep what is freed; with arenas of threads it gives it back.
+# The C library's allocator, told to keep freed memory. With arenas of threads it would
+# give it back.
 _ONE_ARENA = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
     "MALLOC_ARENA_MAX": "1",
 }
-# What the ranks' environment has beside `--allocator`'s choice.
+# The variables in the ranks' environment, for each allocator.
 ALLOCATORS = {
     UNCHANGED: {"KERAS_HVD_ALLOCATOR": "unchanged"},
     POOL: {"KERAS_HVD_ALLOCATOR": "pool"},
@@ -152,7 +153,7 @@ def start(
 
 
 def figures(first: dict, *turns: dict) -> dict:
-    """What rank 0 answered: the first time, which does not count, and then."""
+    """The figures of rank 0's answers; of the first one only its memory counts."""
     return {
         "seconds": summary([each for turn in turns for each in turn["seconds"]]),
         "faults": statistics.median(turn["faults"] for turn in turns),
@@ -163,7 +164,7 @@ def figures(first: dict, *turns: dict) -> dict:
 
 
 def requirements(measured: Measured) -> list[Check]:
-    """What keras_hvd must show, of what was measured."""
+    """The requirements on keras_hvd, checked against the figures."""
     checks = []
     for workload, row in measured.items():
         if POOL in row and C_API in row:

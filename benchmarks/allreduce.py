@@ -21,7 +21,7 @@ SIZES = [4 << (2 * i) for i in range(14)]
 KIB, MIB = 1 << 10, 1 << 20
 OUR_SCRIPT = "keras_hvd_allreduce.py"
 PROBE = "probe "
-# What waits on a core that others need gives it away: faster there, slower elsewhere.
+# Waiting ranks give their core to others: faster on shared cores, slower elsewhere.
 YIELDING = ", yielding"
 PEERS = ("Open MPI", "MPICH", "Open MPI" + YIELDING, "MPICH" + YIELDING, "gloo")
 OURS = ("C API", "tf.function", "pass-through")
@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
 
 
 def start(ranks: int, with_peers: bool) -> list[measurement.Series]:
-    """All that is measured at one number of ranks; what cannot start is reported."""
+    """Starts all series of one number of ranks; reports those that cannot start."""
     timed_calls = environments.compiled("timed_calls.c")
     ours = jobs.keras_hvd(OUR_SCRIPT, ranks, "--timed-calls", timed_calls)
     variants = ("c_api", "tf_function", "pass_through")
@@ -139,14 +139,14 @@ def measure(series: list[measurement.Series], options: argparse.Namespace) -> Me
 
 
 def summarized(row: Summaries) -> list[str]:
-    """A line for those who watch."""
+    """A line that shows progress."""
     shown = [name for name in row if not name.startswith(PROBE)]
     texts = [f"{name} {duration(row[name]['median'])}" for name in shown]
     return [*texts, f"probe {duration(row[best(row, PROBE)]['median'])}"]
 
 
 def best(row: Summaries, *starts: str) -> str | None:
-    """The fastest of the series whose names begin so."""
+    """The fastest series whose name begins with one of `starts`."""
     names = [name for name in row if name.startswith(starts)]
     return min(names, key=lambda name: row[name]["median"], default=None)
 
@@ -186,7 +186,7 @@ def readable(name: str) -> str:
 
 
 def requirements(measured: dict[int, Measured]) -> list[Check]:
-    """What keras_hvd must show, of what was measured."""
+    """The requirements on keras_hvd, checked against the figures."""
     checks = []
     for size, row in measured.get(2, {}).items():
         checks += two_ranks(size, row)

@@ -1,4 +1,4 @@
-"""What the contenders run in: compiled C, and an environment for each peer.
+"""The contenders' programs: compiled C, and an environment for each peer.
 
 All of it is made the first time and kept in benchmarks/.environments.
 """
@@ -53,13 +53,13 @@ def environment(name: str, packages: list[str]) -> Path:
 
     Args:
         name: the environment's folder.
-        packages: what pip installs.
+        packages: for pip to install.
 
     Returns:
         The folder of its programs.
 
     Raises:
-        UnavailableError: pip failed; the text is the end of what it said.
+        UnavailableError: pip failed; the text is the end of its output.
     """
     folder = KEPT / name
     installed = folder / "installed"

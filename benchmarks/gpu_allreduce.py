@@ -41,7 +41,7 @@ WITHOUT_MPS = (
     "-d): they take turns of 2 ms, and these times mean nothing."
 )
 
-# who: what ("one", "row", "host"): summary
+# contender: figure ("one", "row", "host"): summary
 Measured = dict[str, dict[str, dict[str, float]]]
 
 
@@ -106,7 +106,7 @@ def main() -> None:
 def add_tensorflow(
     result: dict, options: argparse.Namespace, sizes: list[int], cnn: Measured
 ) -> None:
-    """Adds what TensorFlow shows, or why it shows nothing."""
+    """Adds TensorFlow's figures, or the reason why there are none."""
     variables = variables_of(options)
     why = gpu_tensorflow.missing(options.tensorflow_device)
     if not why:
@@ -116,7 +116,7 @@ def add_tensorflow(
             )
             fit = gpu_tensorflow.measure_fit(options, variables)
         except measurement.ContenderError as error:
-            why = str(error)  # what was measured before is not lost
+            why = str(error)  # keeps the figures from before
     if why:
         result["notes"].append(f"Without a tf.function and fit: {why}.")
         return
@@ -227,7 +227,7 @@ def start(options: argparse.Namespace) -> measurement.Job:
 
 
 def variables_of(options: argparse.Namespace) -> dict[str, str]:
-    """What NCCL has to be told."""
+    """The environment variables that NCCL needs."""
     return SHARING if shares_a_gpu(options) else {}
 
 
@@ -253,7 +253,7 @@ def measure(
     seconds = {who: {"one": [], "row": [], "host": []} for who in WHO}
     repeats = {}
     for who in WHO:
-        ask(job, who, elements, 1, 1)  # makes what a size needs
+        ask(job, who, elements, 1, 1)  # makes the buffers for a size
         for what, calls in (("one", 1), ("row", options.row)):
             _, (once,) = ask(job, who, elements, 1, calls)
             share = options.seconds / options.rounds / max(once, 1e-6)
@@ -289,7 +289,7 @@ def ask(
 def median_run(
     job: measurement.Job, who: str, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Of several runs under a busy stream the one of median length, on rank 0."""
+    """The run of median length, on rank 0, of several under a busy stream."""
     runs = [
         job.ask(
             variant="backprop",
@@ -299,7 +299,7 @@ def median_run(
         )[0]
         for _ in range(max(3, options.rounds))
     ]
-    # The first one makes what it needs.
+    # The first run also sets up events and buffers.
     return sorted(runs[1:], key=end_of)[(len(runs) - 1) // 2]
 
 
@@ -377,7 +377,7 @@ def placed(options: argparse.Namespace) -> str:
 
 
 def requirements(by_size: dict[int, Measured], resnet: Measured) -> list[Check]:
-    """What keras_hvd must show at the C API, of what was measured."""
+    """The requirements on keras_hvd at the C API, checked against the figures."""
     smallest = next(iter(by_size))
     what = f"{size_text(smallest)}: one call, above bare NCCL"
     checks = [Check(what, above_nccl(by_size[smallest], "one"), 15, False, "us")]
@@ -394,7 +394,7 @@ def speed_to_nccl(found: Measured) -> float:
 
 
 def above_nccl(found: Measured, what: str) -> float:
-    """By how many microseconds the engine takes longer."""
+    """The microseconds that the engine takes longer than NCCL."""
     over = found["engine"][what]["median"] - found["nccl"][what]["median"]
     return max(0.0, 1e6 * over)
 

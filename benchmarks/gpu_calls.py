@@ -26,10 +26,10 @@ from keras_hvd.version import __version__
 RANKS = 2
 MODES = {"sync": "groups at once", "thread": "a thread for each group"}
 WHAT = ("4 B", "161 tensors")
-# A call may take so many; a steady state makes no events.
+# The most of each for a call; a steady state makes no events.
 MOST = {"sleeps": 0.05, "pushes": 2, "waits": 0, "creations": 0, "records": 2}
 
-# mode: what: the summary of "seconds", and the counts of a call
+# mode: request: the summary of "seconds", and the counts of a call
 Measured = dict[str, dict[str, dict]]
 
 
@@ -104,10 +104,10 @@ def measure(job: measurement.Job, what: str, options: argparse.Namespace) -> dic
         {name: max(each[name] for each in ranks) for name in ranks[0]}
         for ranks in zip(*(answer["rows"] for answer in answers))
     ]
-    # Who else uses a core puts ranks to sleep, and has them look again. Of some row, as
-    # short as it is, that will be nobody.
+    # Other processes on a core put ranks to sleep, and make them look again. A row is
+    # so short that some row will be free of them.
     counts = {name: min(row[name] for row in rows) for name in MOST}
-    # Events that are kept may be enough for one row, and not for the next.
+    # The events that the engine keeps may suffice for one row, and not for the next.
     counts["creations"] = statistics.median(row["creations"] for row in rows)
     seconds = measurement.summary([row["seconds"] for row in answers[0]["rows"]])
     return {"seconds": seconds, **counts}
@@ -127,7 +127,7 @@ def table(measured: Measured) -> Table:
 
 
 def requirements(measured: Measured) -> list[Check]:
-    """What keras_hvd must show, of what was measured."""
+    """The requirements on keras_hvd, checked against the figures."""
     return [
         Check(f"{MODES[mode]}, {what}: {name}", found[name], most, False, "a call")
         for mode, whats in measured.items()

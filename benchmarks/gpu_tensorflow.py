@@ -30,9 +30,9 @@ OURS, COPIES = "DistributedOptimizer", "independent copies"
 MOST_ABOVE_IDENTITY = 60e-6
 MOST_TO_COPIES = 1.05
 
-# bytes, or RESNET: what ("allreduce", "identity"): summary
+# bytes, or RESNET: function ("allreduce", "identity"): summary
 Functions = dict[int | str, dict[str, dict[str, float]]]
-# of jit_compile: who: summary of the seconds of a step
+# jit_compile: contender: summary of the seconds of a step
 Fit = dict[str, dict[str, dict[str, float]]]
 
 
@@ -130,7 +130,7 @@ def function_table(options: argparse.Namespace, measured: Functions) -> Table:
 
 
 def fit_table(options: argparse.Namespace, measured: Fit, nccl: float) -> Table:
-    """Steps under `fit`; `nccl` is what NCCL takes for the gradients of one."""
+    """Steps under `fit`; `nccl` is NCCL's time for the gradients of one."""
     rows = [
         [JIT_COMPILE[jit], *(spread(found[who]) for who in (OURS, COPIES))]
         + [duration(nccl), f"{to_copies(found, nccl):.2f} x"]
@@ -144,7 +144,7 @@ def fit_table(options: argparse.Namespace, measured: Fit, nccl: float) -> Table:
 
 
 def requirements(functions: Functions, fit: Fit, nccl: float) -> list[Check]:
-    """What keras_hvd must show, of what was measured."""
+    """The requirements on keras_hvd, checked against the figures."""
     smallest = next(iter(functions))
     above = max(0.0, above_identity(functions[smallest]))
     what = f"{size_text(smallest)} in a tf.function: above tf.identity"

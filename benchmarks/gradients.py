@@ -32,7 +32,7 @@ SERIES = {
     "c_api_group": "C API, grouped",
 }
 
-# workload: what: summary
+# workload: series: summary
 Measured = dict[str, dict[str, dict[str, float]]]
 
 
@@ -109,7 +109,7 @@ def table(ranks: int, measured: Measured) -> Table:
 
 
 def requirements(measured: Measured) -> list[Check]:
-    """What keras_hvd must show, of what was measured."""
+    """The requirements on keras_hvd, checked against the figures."""
     checks = []
     for workload, row in measured.items():
         for given, prefix in (("", ""), (", computed", "computed_")):

@@ -15,7 +15,7 @@ import sys
 import hosts_jobs
 import measurement
 
-# Of the tests, where hosts_jobs has had it looked for.
+# A module of the tests, whose folder hosts_jobs has put on the path.
 import network
 import tables
 from contenders.workloads import WORKLOADS, total_bytes
@@ -25,7 +25,7 @@ from tables import Check, Table, size_text, spread
 SIZES = [4 << (2 * i) for i in range(13)]
 KIB, MIB = 1 << 10, 1 << 20
 GRADIENTS = "ResNet-50's gradients"
-# Name: what a cable carries, and how late it is.
+# Name: a cable's rate, and its delay.
 NETWORKS = {
     "unshaped": ("", 0.0),
     "1 Gbit/s": ("1gbit", 0.0),
@@ -35,8 +35,8 @@ NETWORKS = {
 }
 # In bytes per second.
 RATES = {"1gbit": 1e9 / 8, "100mbit": 1e8 / 8}
-# What Ethernet, IP and TCP take of each frame, and Ethernet alone; and the largest
-# frame without the latter, which is larger in networks with a delay.
+# The bytes of each frame that Ethernet, IP and TCP take, and Ethernet alone. Then the
+# largest frame without Ethernet's, which is larger in networks with a delay.
 HEADER_BYTES, ETHERNET_BYTES = 66, 14
 FRAME_BYTES = {False: 1500, True: 9000}
 OURS = "keras_hvd"
@@ -46,14 +46,14 @@ OTHERS = (BY_MPI, *PEERS)
 
 
 class Visits(measurement.Series):
-    """What a call takes on average, visit by visit.
+    """The average time of a call, visit by visit.
 
     A rank of MPI may be a call ahead of another, which then finds the data there. So
     far from each other every second call takes no time, and the others twice as long.
     """
 
     def measure(self, size: int, repeats: int) -> list[float]:
-        """One visit: the mean of so many calls."""
+        """One visit: the mean of `repeats` calls."""
         return [statistics.fmean(super().measure(size, repeats))]
 
 
@@ -173,7 +173,7 @@ def compare(
 
 
 def show(what: str, row: Summaries) -> None:
-    """A line for those who watch."""
+    """Prints a line that shows progress."""
     texts = [f"{name} {spread(found)}" for name, found in row.items()]
     print(f"{what}: " + ", ".join(texts), flush=True)
 
@@ -199,7 +199,7 @@ def table(title: str, measured: Measured) -> Table:
 
 
 def requirements(title: str, measured: Measured) -> list[Check]:
-    """What keras_hvd must show: large tensors as fast as anybody's."""
+    """The requirements on keras_hvd: large tensors as fast as any peer's."""
     large = [size_text(size) for size in SIZES if size >= 256 * KIB]
     checks = []
     for what, row in measured.items():
@@ -217,7 +217,7 @@ def requirements(title: str, measured: Measured) -> list[Check]:
 
 
 def line_seconds(hosts: int, rate: float, frame: int) -> float:
-    """How long a line carries what each host must send of 64 MiB in any scheme."""
+    """A line's time for the bytes that a host must send of 64 MiB in any scheme."""
     on_line = frame + ETHERNET_BYTES
     return (
         2 * (hosts - 1) / hosts * 64 * MIB * on_line / (on_line - HEADER_BYTES) / rate
@@ -225,7 +225,7 @@ def line_seconds(hosts: int, rate: float, frame: int) -> float:
 
 
 def line_requirement(title: str, line: float, measured: Measured) -> list[Check]:
-    """Nearly all of what the cables carry must be used."""
+    """The requirement to use nearly all of the cables' rate."""
     row = measured.get(size_text(64 * MIB))
     if row is None:
         return []

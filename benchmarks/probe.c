@@ -1,11 +1,11 @@
-// What an allreduce in shared memory can take at best on a machine: the direct scheme,
+// The least time of an allreduce in shared memory on a machine: the direct scheme,
 // bare. No engine, no coordination, no sleeping; ranks that spin, and memory.
 //
 // A tensor is cut into chunks of one slot, a chunk into one part for each rank. Every
 // rank publishes in its slot the parts that its peers reduce, sums its own part out of
 // all ranks' memory, publishes that sum in its slot, and copies its peers' sums. Each
-// rank has two slots and uses them in turn: publishing in one needs no wait for those
-// who still read the other.
+// rank has two slots and uses them in turn: publishing in one needs no wait for ranks
+// that still read the other.
 #include <immintrin.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -20,8 +20,8 @@ enum { kMostRanks = 64, kLine = 64, kFloatsOfLine = 16 };
 enum { kOrdinary = 0, kStreamResult = 1, kStreamAll = 2 };
 enum { kSse2 = 0, kAvx2 = 1, kAvx512 = 2 };
 
-// Written by one rank, read by all: the number of the last chunk that it published its
-// input for, and of the last one that it reduced its part of.
+// Written by one rank, read by all: the numbers of the last chunk for which it
+// published its input, and of the last one of which it reduced its part.
 typedef struct {
   _Alignas(kLine) _Atomic int64_t published;
   _Alignas(kLine) _Atomic int64_t reduced;
@@ -42,7 +42,7 @@ typedef void (*sum_function)(float* result, float* slot, const float* const* sou
                              int size, int64_t count);
 
 // Defines copies and sums with one kind of vector. Both begin at multiples of a cache
-// line, as every part does; what is left at the end is shorter than a vector.
+// line, as every part does; the rest at the end is shorter than a vector.
 #define DEFINE_KERNELS(NAME, TARGET, VECTOR, LANES, LOAD, ADD, STORE, STREAM)    \
   __attribute__((target(TARGET))) static void copy_##NAME(                       \
       float* to, const float* from, int64_t count) {                             \

@@ -29,7 +29,7 @@ class Request:
         )
 
     def run(self, calls: int) -> float:
-        """Runs it so often; returns the seconds that one took."""
+        """Makes these calls; returns the seconds that one took."""
         run, reference = native.engine().khvd_run, ctypes.byref(self._request)
         start = time.perf_counter()
         for _ in range(calls):

@@ -140,7 +140,7 @@ def measure(
     """Asks ranks and copies in turn; each round is one comparison."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
-        # Whoever comes first in a round comes last in the next.
+        # The first one of a round is the last one of the next.
         for name in list(contenders)[:: 1 if number % 2 else -1]:
             answers = contenders[name].ask()
             mean = statistics.mean(answer["seconds"][0] for answer in answers)

@@ -1,4 +1,4 @@
-"""What coordination costs in large jobs: `python benchmarks/simulate.py`.
+"""The cost of coordination in large jobs: `python benchmarks/simulate.py`.
 
 Simulates the coordination of steps of 161 gradients, from 2 to 16,384 ranks, 8 on each
 host: the engine's own state machines do their work for real on a virtual network
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, PROGRAM = "benchmarks/simulation", "simulate"
 RANKS = [2, 8, 16, 64, 256, 1024, 4096, 16384]
 REQUESTS = 161
-# Ranks on each host, of the jobs that are also run.
+# Ranks on each host of the jobs that are also run.
 REAL = [[2], [4], [1, 1], [2, 2], [4, 4]]
 # Functions of the engine, and which part of the simulated work they are.
 PARTS_OF_FUNCTIONS = {
@@ -52,8 +52,8 @@ PARTS_OF_FUNCTIONS = {
     "Requests::Take": "ranks decode",
     "UnpackResults": "ranks decode",
 }
-# What a step may take, and how far the simulated work of jobs may be from that of real
-# ones: measured and simulated.
+# The most seconds of a step, by ranks, and the limits for the work of real jobs divided
+# by that of simulated ones.
 MOST_SECONDS = {4096: 1e-3}
 LEAST_RATIO, MOST_RATIO = 0.75, 1.25
 PROFILED_STEPS = 3000
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def built() -> Path:
-    """The simulator."""
+    """Builds the simulator; returns its path."""
     command = ["bazel", "build", f"--repo_env=PYTHON_BIN_PATH={sys.executable}"]
     command += ["--repo_env=KERAS_HVD_TENSORFLOW=", f"//{PACKAGE}:{PROGRAM}"]
     subprocess.run(command, cwd=ROOT, check=True)
@@ -114,7 +114,7 @@ def built() -> Path:
 
 
 def simulate(program: Path, *arguments: float) -> dict:
-    """What the simulator prints; its source says what the arguments are."""
+    """The simulator's result; its source describes the arguments."""
     command = [str(program), *map(str, arguments)]
     return json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -145,7 +145,7 @@ def sizes_table(title: str, simulated: dict[int, dict]) -> Table:
 
 
 def requirements(simulated: dict[int, dict]) -> list[Check]:
-    """What coordination may take."""
+    """The requirements on the time of coordination."""
     return [
         Check(
             f"a step of {ranks:,} ranks",
@@ -166,7 +166,7 @@ def micro(seconds: float) -> str:
 
 @dataclass
 class Compared:
-    """What real jobs and the same ones simulated have given."""
+    """The figures of real jobs, and of the same jobs simulated."""
 
     points: Points = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
@@ -213,7 +213,7 @@ def compare(program: Path, steps: int) -> Compared:
 
 
 def compare_work(counts: list[int], simulated: dict) -> list[list[str]]:
-    """What each part takes in a real job, and in the simulated one; all at last."""
+    """Each part's time in a real job, and in the simulated one; last, all of them."""
     measured = profile_job(counts)
     steps = simulated["steps"]
     work = {
@@ -247,7 +247,7 @@ def profile_job(counts: list[int]) -> dict[str, float]:
             script, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ).stdout.decode(errors="replace")
     seconds = dict.fromkeys(PARTS_OF_FUNCTIONS.values(), 0.0)
-    # Of functions that call each other, the outermost says what it is for.
+    # Of functions that call each other, the outermost one tells the part of the work.
     for chain in chains.split("\n\n"):
         for line in reversed(chain.splitlines()):
             function = line.rpartition(" ")[2].removeprefix("keras_hvd::")
@@ -259,7 +259,7 @@ def profile_job(counts: list[int]) -> dict[str, float]:
 
 
 def run_job(counts: list[int], steps: int = 300, under: Sequence[str] = ()) -> float:
-    """Seconds of a step of a real job with so many ranks on each host.
+    """Seconds of a step of a real job with these ranks on each host.
 
     `under` is a program that runs the job, and its arguments.
     """

@@ -1,4 +1,4 @@
-"""The numbers that step_model.py takes, each with who says so.
+"""The numbers that step_model.py takes, each with its source.
 
 Those of the host's part change with the engine: measure them again with it.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that the model takes, and who says so."""
+    """A number that the model takes, and its source."""
 
     what: str
     value: float
@@ -44,7 +44,7 @@ HOROVOD_512 = (
 
 
 def nccl_issue(number: int, who: str, repository: str = "nccl") -> str:
-    """The source of what was said in an issue of NCCL's."""
+    """The source of a statement in an issue of NCCL's."""
     address = f"https://github.com/NVIDIA/{repository}/issues/{number}"
     return f"[{repository} issue {number}]({address}), {who}"
 
@@ -59,7 +59,7 @@ ENGINE_GROUP = Figure("the same through the engine's C API", 101, "us", HERE)
 NCCL_DONE = Figure("161 gradients until done: NCCL alone", 1440, "us", HERE)
 TF_GROUP = Figure("the same in a `tf.function`", 4230, "us", HERE)
 
-# By the number of ranks: all of it, and what messages between hosts take of that.
+# By the number of ranks: all of it, and the part for messages between hosts.
 COORDINATION = {
     ranks: Figure(f"coordination of 161 gradients, {which}", value, "us", SIMULATED)
     for ranks, which, value in (
@@ -190,7 +190,7 @@ HOROVODS_FIGURES = [
     *(figure for model in MEASURED.values() for figure in model),
     *(DGX_TF32, DGX_MIXED),
 ]
-# What no number says: the assumption, and what speaks for it.
+# The assumptions that are no numbers, and the reasons for them.
 ASSUMPTIONS = [
     (
         "each gradient takes the same part of backprop",

@@ -1,9 +1,9 @@
-"""What a training step on many GPUs costs, on paper: docs/scaling_model.md.
+"""A model of a training step on many GPUs: docs/scaling_model.md.
 
-Nothing here is measured on several GPUs. The model takes what one GPU showed, and what
-others have published, and computes the step of ResNet-50 on 8, 64 and 512 GPUs. Then it
-computes steps whose times are published, to show how far off it is. Prints the page's
-tables.
+Nothing here is measured on several GPUs. The model takes figures of one GPU, and
+figures that others have published, and computes the step of ResNet-50 on 8, 64 and 512
+GPUs. Then it computes steps whose times are published, to show how far off it is.
+Prints the page's tables.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Step:
     """Seconds of a step.
 
     Args:
-        compute: what one GPU takes alone.
-        reduced: what the allreduces take together.
+        compute: one GPU's time alone.
+        reduced: the time of all allreduces together.
         total: the step.
     """
 
@@ -40,7 +40,7 @@ class Step:
 
     @property
     def exposed(self) -> float:
-        """What the exchange adds to the step."""
+        """The time that the exchange adds to the step."""
         return self.total - self.compute
 
     @property
@@ -124,7 +124,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Host:
-    """Who starts the allreduces: microseconds for a bucket, and for each tensor."""
+    """The CPU's part of an allreduce: microseconds for a bucket and for each tensor."""
 
     name: str
     bucket: float
@@ -133,7 +133,7 @@ class Host:
 
 
 def linear(name: str, call: float, group: float) -> Host:
-    """A host that takes so long for one tensor, and for 161."""
+    """A host that takes `call` for one tensor, and `group` for 161."""
     return Host(name, call, (group - call) / len(resnet50()), True)
 
 
@@ -177,7 +177,7 @@ RANKS, PER_HOST = (8, 64, 512), 8
 
 @dataclass(frozen=True)
 class Scale:
-    """By what the model's figures are multiplied."""
+    """Factors for the model's figures."""
 
     bandwidth: float = 1
     latency: float = 1
@@ -251,7 +251,7 @@ def horovod_step(
 
 
 def published() -> list[Published]:
-    """What Horovod's authors, and NVIDIA with Horovod, have measured."""
+    """The efficiencies that Horovod's authors, and NVIDIA with Horovod, measured."""
     models: dict[str, tuple[Figure, list[float]]] = {
         "Inception V3": (
             given.INCEPTION,
@@ -337,7 +337,7 @@ def changes_table() -> Table:
 
 
 def published_table() -> Table:
-    """Efficiencies that others measured, and what the model says."""
+    """Efficiencies that others measured, beside the model's."""
     rows = [
         [each.what, str(each.ranks), percent(each.efficiency)]
         + [percent(each.beside.efficiency), percent(each.after.efficiency)]
@@ -349,7 +349,7 @@ def published_table() -> Table:
 
 
 def figures_table(figures: list[Figure]) -> str:
-    """What the model takes, and from where."""
+    """The figures that the model takes, and their sources."""
     rows = ["| figure | value | source |", "| --- | ---: | --- |"]
     for each in figures:
         value = f"{each.value:.4g} {each.unit}".strip()
@@ -358,7 +358,7 @@ def figures_table(figures: list[Figure]) -> str:
 
 
 def assumptions_table() -> str:
-    """What the model assumes beside its figures."""
+    """The model's assumptions beside its figures."""
     rows = [f"| {what} | {why} |" for what, why in given.ASSUMPTIONS]
     return "\n".join(["| assumption | what speaks for it |", "| --- | --- |", *rows])
 

@@ -15,9 +15,9 @@ class Table:
     """A table of text.
 
     Args:
-        title: what it shows.
+        title: its heading.
         header: the columns' names.
-        rows: as many texts each.
+        rows: a text for each column.
     """
 
     title: str
@@ -62,7 +62,7 @@ class Check:
 
 
 def check_table(checks: list[Check]) -> Table:
-    """What was wanted, what was measured, and whether that is enough."""
+    """Each limit, its figure, and whether the figure is within it."""
     return Table(
         "Requirements",
         ["requirement", "wanted", "measured", "met"],
@@ -96,7 +96,7 @@ def publish(folder: Path, result: dict) -> None:
     Args:
         folder: for the JSON; is made if it does not exist.
         result: `benchmark` (its name), `machine`, `versions`, `tables`, `checks`, and
-            what was measured; lines that go before the tables as `notes`.
+            the figures; lines that go before the tables as `notes`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['benchmark']}.json"
@@ -110,7 +110,7 @@ def report(result: dict) -> str:
     """A result as Markdown: the machine, the versions, the notes, the tables.
 
     Args:
-        result: what `publish` wrote, parsed.
+        result: the JSON that `publish` wrote, parsed.
 
     Returns:
         The text.

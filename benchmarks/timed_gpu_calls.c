@@ -1,6 +1,6 @@
 // Times allreduces on a GPU, as a program in C would make them: the engine's requests,
-// and bare NCCL's calls. Both are made several in a row, on one stream; of each row the
-// time of the host is taken, until the last one is enqueued, and the time until the
+// and bare NCCL's calls. Both are made several in a row, on one stream. For each row
+// the host's time until the last one is enqueued is taken, and the time until the
 // stream has run out. Or they are made behind the parts of some work, and events record
 // when each had run.
 #include <sched.h>
@@ -23,7 +23,7 @@ typedef int (*nccl_allreduce_function)(const void* input, void* output, size_t c
                                        int type, int op, void* communicator,
                                        void* stream);
 
-// What bare NCCL is called with: `count` tensors of float32, in place, by Sum.
+// The arguments of bare NCCL: `count` tensors of float32, in place, by Sum.
 typedef struct {
   nccl_group_function start, end;
   nccl_allreduce_function allreduce;
@@ -33,15 +33,15 @@ typedef struct {
   const int64_t* elements;
 } nccl_calls;
 
-// By what the end of a stream is known.
+// The mark by which the end of a stream is known.
 typedef struct {
   record_function record;
   query_function query;
   void* event;
 } stream_end;
 
-// A stream that is busy with one part of its work after the other, as it is in
-// backprop, and another one for what has been reduced, behind each part.
+// A stream that is busy with one part of its work after the other, as in backprop, and
+// another one for the reductions behind each part.
 typedef struct {
   record_function record;
   wait_function wait;
@@ -52,7 +52,7 @@ typedef struct {
   int32_t parts;
   void* start;             // an event, in front of all
   void* const* computed;   // events, behind each part
-  void* const* reduced;    // events, behind what is reduced of each part
+  void* const* reduced;    // events, behind each part's reduction
   _Atomic int32_t* codes;  // for the engine's part: kEnqueuing, or its code
 } busy_work;
 

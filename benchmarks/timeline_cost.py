@@ -1,9 +1,9 @@
-"""What a timeline costs: `khvdrun -np 2 python benchmarks/timeline_cost.py`.
+"""The cost of a timeline: `khvdrun -np 2 python benchmarks/timeline_cost.py`.
 
 Runs allreduces of 4 B and of 1 MiB at the C API, one behind the other, and turns the
 timeline on and off in turns. Prints the medians of both, and how their times relate.
-With `--recording` it is what khvdrun's `--report` records, and the ranks join a new job
-for each turn.
+With `--recording` it is the recording of khvdrun's `--report`, and the ranks join a new
+job for each turn.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main() -> None:
 
 
 def measure(name: str, size: int, options: argparse.Namespace) -> None:
-    """Takes turns, and prints what came out."""
+    """Takes turns, and prints the results."""
     request = Request(size)
     calls = calls_in(request, options.seconds)
-    # The second half of each round goes the other way: what drifts cancels out.
+    # The second half of each round goes the other way, so that drift cancels out.
     turns = {False: [], True: []}
     for number in range(options.rounds):
         for is_on in (False, True) if number % 2 == 0 else (True, False):
@@ -58,7 +58,7 @@ def measure(name: str, size: int, options: argparse.Namespace) -> None:
 
 
 def calls_in(request: Request, seconds: float) -> int:
-    """How many calls take about so long: the same number on all ranks."""
+    """The number of calls that take about `seconds`, the same on all ranks."""
     request.run(200)
     return int(keras_hvd.broadcast_object(1 + seconds / request.run(200), 0))
 

@@ -21,8 +21,8 @@ keras_hvd.init()
 rank, size = keras_hvd.rank(), keras_hvd.size()
 keras.utils.set_random_seed(1 + rank)
 
-# Dispatcher and workers may as well be processes of other machines, which were started
-# before; then the ranks are given the dispatcher's address only.
+# The dispatcher and the workers may also run on other machines, started before. Then
+# the ranks need the dispatcher's address only.
 dispatcher = service.DispatchServer() if rank == 0 else None
 address = keras_hvd.broadcast_object(dispatcher and dispatcher.target, root_rank=0)
 worker = service.WorkerServer(
@@ -38,7 +38,7 @@ dataset = (
     .repeat()
     .map(lambda image, label: (image / 16, label))
     .batch(32)
-    # Of one name: each batch goes to the rank that asks first, and to no other.
+    # By one name each batch goes to the rank that asks first, and to no other.
     .apply(service.distribute(service.ShardingPolicy.DYNAMIC, address, "digits"))
 )
 steps = len(images) // (32 * size)
@@ -71,8 +71,8 @@ taken = int(keras_hvd.allreduce(taken, name="taken", op=keras_hvd.Sum))
 if rank == 0:
     print(f"Training accuracy: {history.history['accuracy'][-1]:.2%}")
     print(f"All ranks together got {taken // arguments.epochs} batches in an epoch")
-# A worker waits for whoever still reads from it, and a server that prepares a batch for
-# the dispatcher: first all readers go, which fetch batches ahead, then all workers.
+# A worker waits for its readers, and a server that prepares a batch for the dispatcher.
+# So all readers, which fetch batches ahead, go before all workers.
 del dataset, model, history
 gc.collect()
 keras_hvd.barrier()

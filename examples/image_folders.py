@@ -68,7 +68,7 @@ history = model.fit(
     validation_data=validation,
     callbacks=[
         keras_hvd.callbacks.BroadcastGlobalVariables(0),
-        # Before those that read what it averages.
+        # Before the callbacks that read its averages.
         keras_hvd.callbacks.MetricAverage(),
         # Started again after a stop, all ranks go on with the epoch that was stopped.
         keras_hvd.callbacks.BackupAndRestore(arguments.backup, delete_checkpoint=False),

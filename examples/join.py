@@ -58,6 +58,6 @@ for epoch in range(1, arguments.epochs + 1):
         train_step(*batch)
         steps += 1
     last = int(keras_hvd.join())
-    # Who joined early has missed the last updates.
+    # Ranks that joined early have missed the last updates.
     keras_hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=last)
     print(f"Epoch {epoch}: rank {rank} made {steps} steps; rank {last} joined last")

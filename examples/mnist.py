@@ -62,7 +62,7 @@ model.fit(
     validation_data=(x_test, y_test),
     callbacks=[
         keras_hvd.callbacks.BroadcastGlobalVariables(0),
-        # Before the callbacks that read what it averages.
+        # Before the callbacks that read its averages.
         keras_hvd.callbacks.MetricAverage(),
         keras_hvd.callbacks.LearningRateWarmup(learning_rate, warmup_epochs=1),
         keras_hvd.callbacks.LearningRateSchedule(

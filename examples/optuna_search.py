@@ -34,7 +34,7 @@ test = keras_hvd.data.part(images[1400:], labels[1400:], drop_remainder=False)
 
 
 def ask(study: optuna.Study) -> tuple[optuna.Trial, dict[str, Any]]:
-    """A new trial, and what it is about."""
+    """A new trial, and its hyperparameters."""
     trial = study.ask()
     settings = {
         "units": trial.suggest_int("units", 8, 128, log=True),
@@ -60,7 +60,7 @@ class Reports(keras.callbacks.Callback):
 
 
 def fit(settings: dict[str, Any], *callbacks: keras.callbacks.Callback) -> float:
-    """Trains a model with all ranks; returns its accuracy on what all of them test."""
+    """Trains a model with all ranks; returns its accuracy over the tests of all."""
     keras.utils.clear_session()
     model = keras.Sequential(
         [

@@ -9,5 +9,5 @@ FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64, *FLOAT8]
 NUMBERS = [*INTEGERS, *FLOATS]
 # Truth values have no sums.
 REDUCED = [*NUMBERS, tf.bool]
-# Which are never reduced.
+# Types that are never reduced.
 MOVED = [tf.int16, tf.uint16, tf.complex64, tf.complex128]

@@ -1,7 +1,7 @@
 """Every collective, as a call that all ranks can make.
 
-Tests of what all collectives have in common go through this list. One that is not in it
-fails test_every_collective.py.
+The tests of all collectives go through this list. A collective that is not in it fails
+test_every_collective.py.
 """
 
 import inspect
@@ -26,7 +26,7 @@ OF_ONE_TENSOR = tuple(name for name in ARGUMENTS if "tensor" in ARGUMENTS[name](
 
 
 def call(function: str, x: Any, **more: Any) -> Any:
-    """What a collective makes of a tensor, or of a group that begins with it."""
+    """The result of a collective of a tensor, or of a group that begins with it."""
     return getattr(keras_hvd, function)(**ARGUMENTS[function](x) | more)
 
 

@@ -20,7 +20,7 @@ DEBIANS_MPICH = Path(sys.prefix) / "debians-mpich"
 
 @dataclass
 class Mpi:
-    """What finds an MPI, and lets it reach the hosts of the tests."""
+    """The environment to find an MPI, and its arguments to reach the tests' hosts."""
 
     name: str
     environment: dict[str, str]
@@ -82,13 +82,13 @@ def debians_mpich_for_mpi4py(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(folder), "MPI4PY_MPIABI": "mpich"}
 
 
-# Those whose options differ.
+# The MPIs whose options differ.
 EACH = [debians_open_mpi, pypis_open_mpi, pypis_mpich]
 NAMES = ["open-mpi-4", "open-mpi-5", "mpich"]
 
 
 def write_agent(hosts: Sequence[network.Host], folder: Path) -> Path:
-    """Writes what these MPIs reach hosts by, into the same folder; returns its path."""
+    """Writes the agent by which these MPIs reach hosts into the same folder."""
     agent = network.agent(hosts, folder / "agent")
     # As ssh, it gives a host none of this one's variables.
     alone = f"exec env -i HOME=/ PATH={os.defpath} "

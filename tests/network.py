@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _SWITCH_WITH_DELAY = Path(__file__).resolve().with_name("slow_switch.py")
-# What a cable holds back before it drops, as switches do.
+# The queue of a cable before it drops packets, as switches have one.
 _BUFFER = "50ms"
 # In /proc/net/tcp.
 _STATES = {"connected": "01", "listening": "0A"}
@@ -52,7 +52,7 @@ class Host:
         return self._keeper.pid
 
     def command(self, words: Sequence[str | Path]) -> list[str]:
-        """What runs a command on this host."""
+        """The command line that runs a command on this host."""
         enter = ["nsenter", "--target", str(self.pid), "--net", "--uts", "--mount"]
         # Relative paths mean the same there.
         return [*enter, f"--wd={Path.cwd()}", *map(str, words)]
@@ -70,7 +70,7 @@ class Host:
         self.run("ip", "link", "set", "cable", "up")
 
     def close(self) -> None:
-        """Gives it up; it is gone when its processes are."""
+        """Gives it up; it goes with its last process."""
         self._keeper.stdin.close()
         self._keeper.wait()
         self._keeper.stdout.close()
@@ -83,7 +83,7 @@ def connected(hosts: int, rate: str = "", delay: float = 0) -> Iterator[list[Hos
 
     Args:
         hosts: how many.
-        rate: what each cable carries in each direction, as "1gbit"; "": what it can.
+        rate: of each cable in each direction, as "1gbit"; "": no limit.
         delay: from host to host, in seconds.
 
     Yields:
@@ -124,7 +124,7 @@ def join(*hosts: Host) -> list[str]:
 
 
 def addresses_in_use(state: str, process: int | str = "self") -> set[str]:
-    """Where TCP sockets of a process's host are.
+    """The addresses of TCP sockets on a process's host.
 
     Args:
         state: "listening", or "connected": then those of both ends.
@@ -181,7 +181,7 @@ def _lay(end: str, host: Host, other_end: str, other: Host) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Runs a command, which must succeed; the error has what it says."""
+    """Runs a command, which must succeed; the error has its output."""
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 

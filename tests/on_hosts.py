@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 
 import network
 
-# Of a network that nobody else uses.
+# In a network that no other process uses.
 _PORT = 29400
 _LAST_BYTES = 2000
-# What runs a command on a host of that number; where they meet.
+# The words that run a command on a host, by its number; the address where they meet.
 Hosts = tuple[Callable[[int, list[str]], list[str]], str]
 
 
@@ -93,7 +93,7 @@ def run(counts: list[str], command: list[str], hosts: Hosts) -> int:
     failed = [end for end in ends if end[-1]]
     if not failed:
         return 0
-    # What the others say of it comes after it, and is long.
+    # The other hosts' output about it comes after it, and is long.
     number, last, code = failed[0]
     text = last.decode(errors="replace").rstrip()
     print(f"\nHost {number} failed first, with exit code {code}:\n{text}", flush=True)

@@ -2,9 +2,9 @@
 
     python slow_switch.py SECONDS INTERFACE...
 
-Linux can delay packets with `netem`, which not every kernel has. With 0 seconds it only
-makes the interfaces fit for this: their packets must not be larger than a frame, nor
-leave the sums that guard them to hardware.
+Linux can delay packets with `netem`, which not every kernel has. With 0 seconds this
+only prepares the interfaces: their packets must not be larger than a frame, nor leave
+their checksums to hardware.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BUFFER_BYTES = 16 << 20
 _OFFLOADS = (0x15, 0x17, 0x19, 0x1F, 0x24, 0x2C)
 _PR_SET_TIMERSLACK = 29
 
-# When to send it on, where it came in, and the frame.
+# The time to send it on, the port where it came in, and the frame.
 Held = collections.deque[tuple[float, socket.socket, bytes]]
 
 
 def turn_off_offloads(interface: str) -> None:
-    """Has the interface send frames as they would be on a wire."""
+    """Makes the interface send frames as they would be on a wire."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for offload in _OFFLOADS:
             value = array.array("I", [offload, 0])
@@ -54,7 +54,7 @@ def forward(delay: float, interfaces: list[str]) -> None:
         selector.register(port, selectors.EVENT_READ)
     print("forwarding", flush=True)
     places: dict[bytes, socket.socket] = {}
-    # All are equally late, so what comes first leaves first.
+    # All are equally late, so the first frame leaves first.
     held: Held = collections.deque()
     while True:
         wait = max(0, held[0][0] - time.monotonic()) if held else None
@@ -64,8 +64,8 @@ def forward(delay: float, interfaces: list[str]) -> None:
             _, came_by, frame = held.popleft()
             known = places.get(frame[:6])
             for port in [known] if known else ports:
-                # A switch drops what its buffer has no room for, and what goes to a
-                # cable that is out.
+                # A switch drops frames for which its buffer has no room, and frames to
+                # a cable that is out.
                 with contextlib.suppress(OSError):
                     if port is not came_by:
                         port.send(frame)
@@ -84,7 +84,7 @@ def opened(interface: str) -> socket.socket:
 def take(
     port: socket.socket, delay: float, held: Held, places: dict[bytes, socket.socket]
 ) -> None:
-    """Takes in what has come, and notes who is where."""
+    """Takes in the frames that have come, and notes the port of each sender."""
     while True:
         try:
             frame, address = port.recvfrom(_LARGEST_FRAME)

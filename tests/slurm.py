@@ -1,6 +1,6 @@
 """A Slurm cluster whose nodes are hosts of tests/network.py, with MUNGE.
 
-The daemons are real. They end, with what they started, when the context does.
+The daemons are real. They end, with their processes, when the context does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import network
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 _LATEST_SECONDS = 30
-# Slurm places as many as it is told, on any machine.
+# Slurm places as many tasks as it is told, on any machine.
 _CORES_PER_NODE = 4
 
 
@@ -36,11 +36,11 @@ class Cluster:
     folder: Path
 
     def environment(self) -> dict[str, str]:
-        """Of programs that talk to it."""
+        """The environment of programs that talk to it."""
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def command(self, *words: str | Path) -> list[str]:
-        """What runs one of Slurm's programs on the first node."""
+        """The command line that runs one of Slurm's programs on the first node."""
         return self.hosts[0].command(words)
 
     def start(
@@ -77,7 +77,7 @@ def unavailable() -> str:
 
 @contextlib.contextmanager
 def cluster(nodes: int, folder: Path) -> Iterator[Cluster]:
-    """A cluster of so many nodes, within the context."""
+    """A cluster of `nodes` nodes, within the context."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(network.connected(nodes))
         _configure(hosts, folder)

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def timed(call: Call, repeats: int) -> list[float]:
-    """The time of so many calls, each with a number of its own."""
+    """The times of `repeats` calls, each with a number of its own."""
     measured = []
     for number in range(repeats):
         begin = time.perf_counter()
@@ -61,12 +61,12 @@ def timed(call: Call, repeats: int) -> list[float]:
 
 
 def faults() -> int:
-    """The pages that this process was given so far."""
+    """The page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def memory() -> dict[str, int]:
-    """What this process has in memory now, and the most it had, in bytes."""
+    """The resident memory of this process, now and at its peak, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return {

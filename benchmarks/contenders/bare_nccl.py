@@ -1,4 +1,4 @@
-"""NCCL itself, through ctypes: what the engine is compared with."""
+"""NCCL itself, through ctypes, which the engine is compared with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ID_BYTES = 128
 
 
 class UniqueId(ctypes.Structure):
-    """ncclUniqueId: what the first rank makes and all others need."""
+    """ncclUniqueId, which the first rank makes and all others need."""
 
     _fields_ = [("bytes", ctypes.c_char * _ID_BYTES)]
 
@@ -48,16 +48,16 @@ class Library:
         self._library.ncclCommDestroy.argtypes = [ctypes.c_void_p]
 
     def new_id(self) -> bytes:
-        """What all members of a communicator are to be given."""
+        """A new ID for a communicator, which all its members need."""
         made = UniqueId()
         self._call("ncclGetUniqueId", ctypes.byref(made))
         return ctypes.string_at(ctypes.byref(made), _ID_BYTES)
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> ctypes.c_void_p:
-        """A communicator, when all ranks have called this."""
+        """Returns a communicator once all ranks have called this."""
         made = ctypes.c_void_p()
         given = UniqueId.from_buffer_copy(unique_id)
-        # Without a configuration, as most who use NCCL have it: its calls may wait.
+        # Without a configuration, as most programs use NCCL: its calls may wait.
         self._call(
             "ncclCommInitRankConfig", ctypes.byref(made), size, given, rank, None
         )

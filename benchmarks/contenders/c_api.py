@@ -36,7 +36,7 @@ class Allreduce:
         )
 
     def seconds(self, repeats: int) -> list[float]:
-        """Makes so many calls.
+        """Times calls.
 
         Args:
             repeats: the number of calls.

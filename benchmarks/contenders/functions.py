@@ -1,4 +1,4 @@
-"""Timing of a `tf.function`, and what stands in for a collective in one."""
+"""Timing of a `tf.function`, and ops that stand in for a collective in one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def pass_through(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """As many outputs as inputs, by ops that do nothing but may not be left out.
+    """Hands tensors on, by ops that do nothing but may not be left out.
 
     `Print` with `first_n=0` hands its input on and prints nothing; TensorFlow takes it
     for an op with a state, as it does a collective, and neither folds nor prunes it. It
@@ -28,7 +28,7 @@ def pass_through(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def seconds(call: Callable[[], object], repeats: int) -> list[float]:
-    """Makes so many calls, which on CPUs return when their work is done.
+    """Times calls, which on CPUs return when their work is done.
 
     Args:
         call: of a `tf.function`.

@@ -51,11 +51,11 @@ class Contender:
         self._communicator: ctypes.c_void_p | None = None
 
     def measure(self, variant: str, **command) -> dict:
-        """Does what the benchmark asks for."""
+        """Calls the method that the benchmark asks for."""
         return getattr(self, variant)(**command)
 
     def new_id(self) -> dict:
-        """What the ranks' NCCL finds each other by; rank 0's counts."""
+        """An ID by which the ranks' NCCL find each other; rank 0's counts."""
         return {"id": self._nccl.new_id().hex()}
 
     def connect(self, unique_id: str) -> dict:
@@ -80,7 +80,7 @@ class Contender:
         return {"host": host, "whole": whole}
 
     def backprop(self, who: str, chunks: int, chunk_bytes: int) -> dict:
-        """Has a stream busy, as backprop has it, and gradients leave it on the way.
+        """Keeps a stream busy, as backprop does, and reduces gradients on the way.
 
         Memory is set chunk by chunk; behind each chunk a part of ResNet-50's gradients
         is reduced, which the next chunk does not wait for. All calls are prepared
@@ -126,7 +126,7 @@ class Contender:
         self._rank.close()
 
     def _require_sum(self, who: str) -> None:
-        """What was measured must have been an allreduce."""
+        """Raises an error if a contender's result is not the sum over all ranks."""
         self._arena.clear()
         (address,) = self._rank.memory([1024])
         memory = self._gpu.allocate_host(4096)
@@ -195,13 +195,13 @@ class Contender:
 
 
 def require(code: int, who: str) -> None:
-    """Raises what a failed call of CUDA or NCCL means."""
+    """Raises an error for a failed call of CUDA or NCCL."""
     if code != 0:
         raise RuntimeError(f"{who} failed with code {code}")
 
 
 def total_bytes() -> int:
-    """Of ResNet-50's gradients, each rounded up as an arena does."""
+    """The bytes of ResNet-50's gradients, each rounded up as an arena does."""
     return sum(4 * math.prod(shape) + 256 for shape in WORKLOADS["resnet50"])
 
 

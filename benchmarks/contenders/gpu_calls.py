@@ -21,7 +21,7 @@ class DriverCalls(ctypes.Structure):
 
 
 class Contender:
-    """The engine, and what it is asked to reduce.
+    """The engine, and the tensors that it reduces.
 
     Args:
         options: as `main` reads them.
@@ -45,10 +45,10 @@ class Contender:
         Args:
             what: a key of `SHAPES`.
             rows: how often to measure, after one row that is not.
-            calls: of a row, one when the last one is enqueued.
+            calls: of a row; each begins when the one before is enqueued.
 
         Returns:
-            `rows`: for each the seconds of a call, and what the engine did for it.
+            `rows`: for each the seconds of a call, and the engine's counts for it.
         """
         self._row(what, calls)
         return {"rows": [self._row(what, calls) for _ in range(rows)]}

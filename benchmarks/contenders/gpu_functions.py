@@ -61,7 +61,7 @@ def allreduce(tensors: Sequence[tf.Tensor], name: str) -> Sequence[tf.Tensor]:
 
 
 def identity(tensors: Sequence[tf.Tensor], name: str) -> Sequence[tf.Tensor]:
-    """What TensorFlow itself takes for as many tensors."""
+    """TensorFlow's own identity of the same tensors."""
     return list(map(tf.identity, tensors))
 
 

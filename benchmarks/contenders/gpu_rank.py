@@ -29,7 +29,7 @@ class StreamEnd(ctypes.Structure):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of such a rank, as `jobs.gpu` gives them."""
+    """A parser of the arguments that `jobs.gpu` gives a rank."""
     arguments = rank.parser()
     for name in ("timed-calls", "engine", "cuda", "nccl", "job"):
         arguments.add_argument(f"--{name}", required=True)
@@ -74,7 +74,7 @@ class GpuRank:
         )
 
     def memory(self, elements: Sequence[int]) -> list[int]:
-        """The addresses of zeros, of which sums stay zeros."""
+        """The addresses of zeros, whose sums stay zeros."""
         addresses = [self.arena.take(4 * count) for count in elements]
         for address, count in zip(addresses, elements):
             self.gpu.fill(address, 0, 4 * count, self.stream)

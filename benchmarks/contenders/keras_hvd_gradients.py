@@ -48,13 +48,13 @@ def main() -> None:
 
 
 def c_api_call(timed_calls: str, workload: str) -> Callable[[int], list[float]]:
-    """As many bytes, in one tensor."""
+    """A call with the workload's bytes in one tensor."""
     array = rank.buffer(total_bytes(WORKLOADS[workload]))
     return c_api.Allreduce(timed_calls, f"{workload}/one", [array]).seconds
 
 
 def c_api_group_call(timed_calls: str, workload: str) -> Callable[[int], list[float]]:
-    """The same tensors, as one request."""
+    """A call with the workload's tensors as one request."""
     arrays = [rank.buffer(4 * math.prod(shape)) for shape in WORKLOADS[workload]]
     return c_api.Allreduce(timed_calls, f"{workload}/group", arrays).seconds
 

@@ -16,7 +16,7 @@ def main() -> None:
     parser = rank.parser()
     parser.add_argument("--timed-calls", required=True, help="timed_calls.c, compiled")
     options = parser.parse_args()
-    # Before the library looks at its cores, which importing mpi4py's MPI has it do.
+    # Before the library looks at its cores, which it does when MPI is imported.
     rank.bind(options.cores, rank_by_environment())
     from mpi4py import MPI, __version__
 
@@ -65,7 +65,7 @@ def loaded_library() -> str:
 
 
 def handle(thing: object) -> int:
-    """What C calls a communicator, a type or an operation."""
+    """The C handle of a communicator, a type or an operation."""
     from mpi4py import MPI
 
     value = ctypes.string_at(MPI._addressof(thing), MPI._sizeof(thing))

@@ -1,8 +1,8 @@
-"""What every rank of a contender does: waits for a command, measures, answers.
+"""The loop of a contender's rank: it waits for a command, measures, answers.
 
-A benchmark starts all contenders and then asks one after the other. Those that are not
-asked wait in a read, so that they take no time from the one that is, whatever their
-libraries do while they wait for each other.
+A benchmark starts all contenders and then asks one after the other. The others wait in
+a read meanwhile. So they take no time from the one that is asked, even if their
+libraries spin while ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Session:
         path: the benchmark's socket.
         rank: this process' rank.
         size: the number of ranks.
-        version: of what is measured, for the table.
+        version: of the contender, for the table.
     """
 
     def __init__(self, path: str, rank: int, size: int, version: str):
@@ -60,7 +60,7 @@ class Session:
         self._stream.flush()
 
     def serve(self, measure: Callable[..., list[float]]) -> None:
-        """Passes every command to `measure` and answers with what it returns.
+        """Passes every command to `measure` and answers with its result.
 
         Args:
             measure: takes the fields of a command, returns the seconds of each call.
@@ -89,10 +89,10 @@ def buffer(size: int) -> np.ndarray:
 
 
 def require_sum(array: np.ndarray, reduce: Callable[[], object], rank: int, size: int):
-    """Has a contender reduce once what has a known sum; then all is zero again.
+    """Makes a contender reduce numbers whose sum is known; then all is zero again.
 
     Args:
-        array: what `reduce` sums over all ranks, in place.
+        array: the numbers that `reduce` sums over all ranks, in place.
         reduce: the call that will be measured.
         rank: this process' rank.
         size: the number of ranks.

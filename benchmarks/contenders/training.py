@@ -128,7 +128,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def take_gpu(number: int) -> None:
-    """Has a copy use one GPU, if there is any, as `keras_hvd.init()` has a rank."""
+    """Makes a copy use one GPU, if there is any, as `keras_hvd.init()` does."""
     import tensorflow as tf
 
     if gpus := tf.config.list_physical_devices("GPU"):

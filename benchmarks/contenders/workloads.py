@@ -67,7 +67,7 @@ def total_bytes(shapes: list[list[int]]) -> int:
 
 
 def _resnet(*blocks: int) -> list[list[int]]:
-    """A ResNet with so many blocks of three convolutions in each of its four parts."""
+    """A ResNet of four parts, with these numbers of blocks of three convolutions."""
     shapes = _convolution(7, 3, 64)
     inputs = 64
     for width, count in zip((64, 128, 256, 512), blocks):

@@ -29,8 +29,8 @@ namespace {
 
 constexpr size_t kCacheCapacity = 1024;  // the engine's default
 constexpr int kStepsBefore = 2;          // everything is new in the first
-// What a piece of work costs is the median of so many times that it was done last: what
-// else the machine did must not count.
+// The cost of a piece of work is the median of its last samples, so that other work of
+// the machine does not count.
 constexpr size_t kSamples = 9;
 
 double CpuSeconds() {
@@ -98,8 +98,8 @@ struct RankNode {
 
   SubmissionEncoder encoder{kCacheCapacity};
   DecisionDecoder decoder;
-  DecisionMessage decision;  // that was read last
-  // Those that it may submit, and whether it has.
+  DecisionMessage decision;  // the last one read
+  // The requests that it may submit, and whether it has.
   std::unordered_map<TensorKey, std::pair<const Operation*, bool>, TensorKeyHash>
       requests;
   std::shared_ptr<Bytes> sent = std::make_shared<Bytes>();
@@ -137,7 +137,7 @@ struct LeaderNode {
   std::unique_ptr<SubmissionMerger> merger;  // null if there is one host
   MergedEncoder encoder{kCacheCapacity};
   DecisionDecoder decoder;
-  DecisionMessage decision;  // that was read last
+  DecisionMessage decision;  // the last one read
   std::vector<Upward> upward;
   std::shared_ptr<Bytes> sent = std::make_shared<Bytes>();
 };
@@ -199,7 +199,7 @@ class Simulation {
     double time;     // when it can begin, as far as is known; then, when it ends
     int cause = -1;  // the event that it begins after; none before the step
     bool is_done = false;
-    Parts parts{};  // since the end of that
+    Parts parts{};  // since the end of `cause`
   };
 
   static std::vector<int> HostOfRanks(const SimulationOptions& options) {
@@ -266,7 +266,7 @@ class Simulation {
     return true;
   }
 
-  // All that a node finds when it looks at what has come.
+  // All messages that a node finds when it looks.
   std::vector<int> TakeArrived(int number) {
     std::vector<int> arrived = std::move(waiting_[events_[number].node]);
     waiting_[events_[number].node].clear();
@@ -281,7 +281,7 @@ class Simulation {
   double EndOf(int number) const { return number < 0 ? 0 : events_[number].time; }
 
   void Handle(int number) {
-    // What is sent adds events.
+    // Sending adds events.
     Event event = std::move(events_[number]);
     const int before = last_of_node_[event.node];
     if (EndOf(before) > event.time) {
@@ -320,7 +320,7 @@ class Simulation {
     event->parts[static_cast<size_t>(part)] += seconds;
   }
 
-  // What has been done since the last call was this part of the work.
+  // Counts the time since the last call as this part of the work.
   void Measure(Event* event, Part part) {
     const double now = CpuSeconds();
     const auto piece = std::make_tuple(event->what, event->from, part);
@@ -455,7 +455,7 @@ class Simulation {
     SendDown(leader, event->bytes);
   }
 
-  // First to those that have the longer way.
+  // First to the leaders with the longer way.
   void SendDown(const LeaderNode& leader, const std::shared_ptr<const Bytes>& bytes) {
     for (int child : leader.children) {
       sent_.push_back({What::kFromAbove, leaders_[child].ranks.front(), 0, bytes, 0});
@@ -501,7 +501,7 @@ class Simulation {
   std::vector<std::vector<int>>
       waiting_;              // events that have come while nodes were busy
   std::vector<Event> sent_;  // by the event that is handled
-  double began_ = 0;         // what is measured
+  double began_ = 0;         // of the current measurement
   Parts work_{};             // of all nodes, in this step
   std::vector<std::map<std::tuple<What, int, Part>, Samples>> samples_;  // by node
   SimulationResult* result_ = nullptr;

@@ -1,4 +1,4 @@
-// How long the coordination of a step takes in a job of any size, on a virtual network.
+// The time of a step's coordination in a job of any size, on a virtual network.
 //
 // A discrete event simulation of ranks and their hosts' leaders, which do their work
 // for real: the encoders, decoders, mergers and the coordinator are the engine's own.
@@ -32,7 +32,7 @@ struct SimulationOptions {
   int64_t fusion_bytes = 64 << 20;
 };
 
-// What a node does, or what is waited for.
+// A node's work, or its reason to wait.
 enum class Part {
   kSubmit,    // a rank encodes its requests
   kRanks,     // a leader decodes and merges what a rank of its host submits
@@ -51,7 +51,7 @@ const char* Text(Part part);
 
 struct SimulatedStep {
   double seconds = 0;
-  // Of the sequence of work and messages that took longest, how much was what.
+  // The parts of the longest sequence of work and messages.
   std::array<double, kParts> critical{};
   std::array<double, kParts> work{};  // of all nodes
 };
@@ -65,7 +65,7 @@ struct SimulationResult {
   int64_t tensors_ended = 0;  // on all ranks
 };
 
-// Those of ResNet-50: 161 allreduces.
+// The gradients of ResNet-50: 161 allreduces.
 std::vector<std::shared_ptr<const Description>> ResNetGradients();
 
 SimulationResult Simulate(

@@ -1,4 +1,4 @@
-// The simulation's jobs: all is decided and ends on all ranks, and time passes as it
+// In the simulation's jobs all is decided and ends on all ranks, and time passes as it
 // should.
 #include "benchmarks/simulation/coordination_simulation.h"
 

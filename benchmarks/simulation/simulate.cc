@@ -1,4 +1,4 @@
-// Prints as JSON what a step's coordination takes: `simulate RANKS RANKS_PER_HOST HOP
+// Prints the time of a step's coordination as JSON: `simulate RANKS RANKS_PER_HOST HOP
 // CONNECTION LOCAL CORES STEPS REQUESTS`, with times in microseconds. REQUESTS is the
 // number of tensors of one float, or 0 for the gradients of ResNet-50.
 #include <array>

@@ -1,4 +1,4 @@
-"""What Griffe, which reads docstrings for the reference, has to know of these."""
+"""An extension of Griffe, which reads docstrings for the reference, for these."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EXAMPLE = re.compile(r"^Examples?:\n(.*)\Z", re.M | re.S)
 
 class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Indents what follows `Example:`, the last section of a docstring."""
+        """Indents the text after `Example:`, the last section of a docstring."""
         if obj.docstring:
             obj.docstring.value = EXAMPLE.sub(_section, obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Has `data.shard` be the function, as in Python, and not the module."""
+        """Makes `data.shard` the function, as in Python, and not the module."""
         data = pkg["data"]
         for name in data.exports:
             module = data.members[name]

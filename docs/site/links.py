@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 
 CHECKOUT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
-# A link, or a heading, keeps what is in it.
+# A link, or a heading, keeps its content.
 NAME = re.compile(
     r"(<a\b.*?</a>|<h\d.*?</h\d>|<pre.*?</pre>)"
     r"|<code>(([A-Za-z_][\w.]*)(?:\([^<]*\))?)</code>",
@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, page: Page, **_) -> str:
 
 
 def on_page_content(html: str, **_) -> str:
-    """Has mkdocs-autorefs link names of the package, where the reference has them."""
+    """Makes mkdocs-autorefs link names of the package that the reference has."""
 
     def linked(found: re.Match) -> str:
         if found[1] or found[3] not in names:
@@ -80,7 +80,7 @@ def on_page_content(html: str, **_) -> str:
 
 @functools.cache
 def _names() -> dict[str, str]:
-    """What the reference has; those with a capital letter by their last part, too."""
+    """The names of the reference; with a capital letter, also by their last part."""
     pages = (CHECKOUT / "docs/reference").glob("*.md")
     entries = (re.findall(r"^::: (.+)$", page.read_text(), re.M) for page in pages)
     names = {name: name for each in entries for name in each}
@@ -89,7 +89,7 @@ def _names() -> dict[str, str]:
 
 
 def _target(path: str, link: str) -> str:
-    """What of the checkout a link in a file of it leads to."""
+    """The path in the checkout that a link in one of its files leads to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 

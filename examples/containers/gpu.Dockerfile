@@ -19,7 +19,7 @@ RUN pip install --no-cache-dir "$TENSORFLOW" $PACKAGES
 RUN --mount=type=bind,target=/dist \
     pip install --no-cache-dir /dist/keras_hvd-*_"$(uname -m)".whl
 
-# The driver is the host's: what of it the container gets, where it gets GPUs.
+# The driver is the host's: the parts of it that a container with GPUs gets.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 USER 1000:1000

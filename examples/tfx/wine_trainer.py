@@ -36,7 +36,7 @@ def samples(fn_args, files) -> tf.data.Dataset:
 
 
 def adapted_scale(fn_args) -> keras.layers.Normalization:
-    """Of all samples, on every rank: what a layer adapts to is not reduced."""
+    """A layer adapted to all samples, on every rank: `adapt` reduces nothing."""
     everything = fn_args.data_accessor.tf_dataset_factory(
         fn_args.train_files, options(1000), schema()
     )
@@ -76,5 +76,5 @@ def run_fn(fn_args) -> None:
             keras.callbacks.TensorBoard(fn_args.model_run_dir),
         ],
     )
-    # On all ranks: what those other than rank 0 write is thrown away.
+    # On all ranks: the files of ranks other than 0 are thrown away.
     model.export(fn_args.serving_model_dir, verbose=False)

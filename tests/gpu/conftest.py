@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Gpus:
-    """What this machine has.
+    """The GPUs and libraries of this machine.
 
     Args:
         engine: the engine's library.
@@ -67,7 +67,7 @@ class Gpus:
         nccl: NCCL's; "": the system's.
         devices: how many GPUs.
         nccl_version: 0: none can be used.
-        text: what was found.
+        text: a description of the findings.
     """
 
     engine: Path
@@ -101,7 +101,7 @@ def gpus(request: pytest.FixtureRequest) -> Gpus:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """How a job's ranks are placed, and what moves their tensors.
+    """The places of a job's ranks, and the library that moves their tensors.
 
     Args:
         ranks: how many.
@@ -116,7 +116,7 @@ class Setup:
 
 @pytest.fixture(params=["NCCL", "host"])
 def path(request: pytest.FixtureRequest) -> str:
-    """What moves tensors."""
+    """The way that tensors take: by NCCL, or through host memory."""
     return request.param
 
 
@@ -164,11 +164,11 @@ class Job:
             self.processes.append(process)
 
     def errors(self, rank: int) -> str:
-        """What a rank wrote to standard error."""
+        """The standard error of a rank."""
         return self._errors[rank].read_text(errors="replace")
 
     def line(self, rank: int, seconds: float = 60) -> dict:
-        """What a rank says next."""
+        """The next line of a rank."""
         stream = self.processes[rank].stdout
         if not select.select([stream], [], [], seconds)[0]:
             pytest.fail(
@@ -180,7 +180,7 @@ class Job:
         return json.loads(line)
 
     def end(self, seconds: float) -> list[list[dict]]:
-        """Waits for all ranks to end well; gives what each has said."""
+        """Waits for all ranks to end well; returns the lines of each."""
         deadline = time.monotonic() + seconds
         said = []
         for rank, process in enumerate(self.processes):
@@ -195,7 +195,7 @@ class Job:
         return said
 
     def kill(self) -> None:
-        """Ends what still runs."""
+        """Kills the ranks that still run."""
         for process in self.processes:
             process.kill()
             process.wait()

@@ -14,14 +14,14 @@ import pytest
 
 CUDA = Path(__file__).parent / "ranks" / "cuda.py"
 
-# How much of a GPU's memory may have been taken by others meanwhile.
+# The memory of a GPU that other processes may have taken meanwhile.
 SLACK_BYTES = 64 << 20
 
 THROUGH_HOST = "go through host memory, which is slow"
 
 
 def check_path(job, path: str) -> None:
-    """The tensors went the way that the test is of; if not NCCL's, rank 0 said so.
+    """The tensors went the way that is tested; if not NCCL's, rank 0 said so.
 
     A rank alone asks for neither.
     """
@@ -52,7 +52,7 @@ def test_random_steps(start, path, request, tmp_path):
 
 
 def check_timeline(events: list[dict], moved_by: str) -> None:
-    """What ran on the GPU of rank 0 is in one row, each behind the one before."""
+    """The work on rank 0's GPU is in one row, each piece behind the one before."""
     spans = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
     names = {span["name"] for span in spans}
     assert "WAIT_FOR_INPUTS" in names
@@ -99,7 +99,7 @@ def free_bytes(gpus, device: int) -> int | None:
 
 
 def await_memory(gpus, device: int, earlier: int | None) -> None:
-    """The driver takes a moment to take back what a killed process had."""
+    """The driver takes a moment to take back the memory of a killed process."""
     deadline = time.monotonic() + 20
     while True:
         now = free_bytes(gpus, device)

@@ -1,9 +1,9 @@
-"""What imports TensorFlow or Keras takes half the time.
+"""Halves the time of importing TensorFlow or Keras.
 
-Keras imports scikit-learn and matplotlib wherever they are installed; here, once
-somebody uses them. Of pandas it takes two types, which no test gives it: it finds none,
-unless the script has imported it before. And Python looks for garbage, of which an
-import makes none, at everything that has been imported so far, again and again, and
+Keras imports scikit-learn and matplotlib wherever they are installed. Here that waits
+for their first use. Of pandas it takes two types, which no test gives it: it finds
+none, unless the script has imported it before. And Python looks for garbage, of which
+an import makes none, at everything that has been imported so far, again and again, and
 once more when it ends. `make test` starts hundreds of processes. Python runs this file
 when it starts, since the Makefile puts its folder into PYTHONPATH.
 """
@@ -44,7 +44,7 @@ class _Large(SourceFileLoader):
 
 
 class _Finder:
-    """Finds these modules as Python does, and has them run in these ways."""
+    """Finds these modules as Python does, and loads them in these ways."""
 
     @staticmethod
     def find_spec(name, path=None, target=None) -> ModuleSpec | None:

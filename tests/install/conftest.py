@@ -52,7 +52,7 @@ def run() -> Callable[..., str]:
 
 
 def run_command(command: str, folder: pathlib.Path, exit_code: int = 0, **variables):
-    """Runs a command as in an activated environment; returns what it printed."""
+    """Runs a command as in an activated environment; returns its output."""
     scripts = pathlib.Path(sys.executable).parent
     environment = {
         **os.environ,

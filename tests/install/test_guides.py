@@ -123,7 +123,7 @@ def test_a_job_resumes(run, folder):
 
 
 def losses(printed: str) -> list[float]:
-    """That of each whole epoch."""
+    """The loss of each whole epoch."""
     return [
         float(each)
         for each in re.findall(r"(?:step|samples/s) - loss: ([\d.e-]+)", printed)

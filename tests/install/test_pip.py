@@ -1,4 +1,4 @@
-"""pip install: what it puts where, and what it says where something is missing."""
+"""pip install: its files, and its message where something is missing."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_ops_for_another_tensorflow_are_built_beside_the_others(
     assert f"with: {installed.python} -m keras_hvd.build" in done.stderr
     assert done.stdout == "ops mapped: False\n"
 
-    # What Bazel has compiled in the checkout it need not compile again.
+    # Bazel need not compile again what it has compiled in the checkout.
     base = subprocess.run(
         ["bazel", "info", "output_base"],
         cwd=checkout,

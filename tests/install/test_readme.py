@@ -24,7 +24,7 @@ def commands() -> list[str]:
 
 
 def script(kept: str) -> str:
-    """One side of the README's diff; `kept` is what its lines may begin with."""
+    """One side of the README's diff; `kept` has the first characters of its lines."""
     (diff,) = blocks("diff")
     lines = [line or " " for line in diff.splitlines()]
     return "\n".join(line[1:] for line in lines if line[0] in kept) + "\n"
@@ -40,7 +40,7 @@ for path in sys.stdin:
 
 @pytest.fixture(scope="module")
 def loads_without_keras_hvd() -> Iterator[Callable[[pathlib.Path], bool]]:
-    """One process that loads what any number of trainings have saved."""
+    """One process that loads the models of any number of trainings."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", LOADING], **pipes) as process:
 
@@ -78,7 +78,7 @@ def test_make_demo(run):
 
 
 def test_make_test(run):
-    """This is it; once more would never end. Its steps are what make would run."""
+    """This test is part of it, and would never end. So make only prints its steps."""
     printed = run("make --dry-run test", CHECKOUT, MAKEFLAGS="")
     for step in ("ruff check", "bazel test", "tests/unit", "tests/parallel"):
         assert step in printed

@@ -22,11 +22,11 @@ from sklearn.datasets import load_digits
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 
-# Every process of a test carries this variable, whoever its parent is by then.
+# Every process of a test carries this variable, even if its parent has changed.
 _MARK = "KERAS_HVD_TEST_MARK"
 
 
-# From this many kills on the run is a soak, which also tries what takes long.
+# From this many kills on the run is a soak, with the long tests too.
 _SOAK_KILLS = 50
 
 
@@ -90,7 +90,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """What all that is random in a test follows from."""
+    """The seed of all random choices in a test."""
     return request.config.getoption("--seed")
 
 
@@ -106,8 +106,8 @@ def is_soak(request: pytest.FixtureRequest) -> bool:
     return request.config.getoption("--kills") >= _SOAK_KILLS
 
 
-# A shell that runs pytest in the background, or nohup, has it ignore these, and khvdrun
-# leaves alone what was ignored when it started. The tests are of what happens if not.
+# A shell that runs pytest in the background, or nohup, makes it ignore these. khvdrun
+# leaves ignored signals alone, and the tests are about signals that it handles.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         _default = signal.default_int_handler
@@ -220,10 +220,10 @@ def start(request, khvdrun, rendezvous):
 
 
 def left_since(before: set[str]) -> list[str]:
-    """New files of /dev/shm that nobody maps, though given time.
+    """New files of /dev/shm that no process maps, though given time.
 
-    What this test's processes left stays, since they have ended. A job of another test,
-    which may run meanwhile, soon maps its own or removes it.
+    This test's leftovers stay unmapped, since its processes have ended. Another test's
+    job, which may run meanwhile, soon maps its own file or removes it.
     """
     deadline = time.monotonic() + 10
     while True:
@@ -247,7 +247,7 @@ def is_mapped(path: str) -> bool:
 def digits_like_mnist(tmp_path) -> Path:
     """Other digits, in MNIST's form: 28 pixels a side, and from 0 to 255.
 
-    Keras' settings beside them have it compute in float64: in float32 the order of
+    Keras' settings beside them make it compute in float64: in float32 the order of
     TensorFlow's own sums would show.
     """
     images, labels = load_digits(return_X_y=True)
@@ -266,9 +266,10 @@ def train_mnist(
 ) -> Callable[..., list[np.ndarray]]:
     """Trains the MNIST example for an epoch; returns its weights.
 
-    It is given what makes a launcher's command of the script's, and variables.
+    Its arguments are a function from the script's command to a launcher's, and
+    variables.
     """
-    # Where it leaves its model, on all hosts.
+    # The script leaves its model here, on all hosts.
     monkeypatch.chdir(tmp_path)
     script = [sys.executable, EXAMPLES / "mnist.py", "--data", digits_like_mnist]
     words = [*map(str, script), "--epochs", "1"]
@@ -300,13 +301,13 @@ def train_mnist(
 
 @pytest.fixture(scope="session")
 def mnist_weights() -> list[np.ndarray]:
-    """Those of `mnist_on_one_host`, from the first test on that asks for them."""
+    """The weights of `mnist_on_one_host`, from the first test that asks for them."""
     return []
 
 
 @pytest.fixture
 def mnist_on_one_host(train_mnist, mnist_weights) -> list[np.ndarray]:
-    """The weights that three ranks on one host come to."""
+    """The weights after a training of three ranks on one host."""
     if not mnist_weights:
         mnist_weights += train_mnist(lambda words: [*KHVDRUN, "-np", "3", *words])
     return mnist_weights

@@ -1,4 +1,4 @@
-"""Ranks have TensorFlow keep its memory, unless the user wants it otherwise."""
+"""Ranks make TensorFlow keep its memory, unless the user wants it otherwise."""
 
 import json
 import mmap
@@ -32,7 +32,7 @@ def nothing_is_chosen(monkeypatch):
 
 
 def faults(khvdrun, *arguments: object, **environment: str) -> tuple[list, str]:
-    """Page faults of a call on each rank, and what was written to standard error."""
+    """Page faults of a call on each rank, and the standard error."""
     ended = khvdrun.run(*arguments, env=environment)
     assert ended.returncode == 0, ended.stderr
     lines = sorted(ended.stdout.splitlines())
@@ -40,7 +40,7 @@ def faults(khvdrun, *arguments: object, **environment: str) -> tuple[list, str]:
 
 
 def is_set(khvdrun, *options: object, **environment: str) -> list[str]:
-    """What each of two ranks has of the variable."""
+    """The variable's value on each of two ranks."""
     show = f"import os; print(os.environ.get({POOL!r}))"
     program = (sys.executable, "-c", show)
     ended = khvdrun.run("-np", 2, "--no-prefix", *options, *program, env=environment)
@@ -55,7 +55,7 @@ def test_a_large_result_costs_no_page_faults(khvdrun):
 
 
 def test_it_costs_one_for_each_page_where_the_allocator_is_left_unchanged(khvdrun):
-    """Else the test above would prove nothing. And nobody is advised to change it."""
+    """Else the test above would prove nothing. And there is no advice to change it."""
     options = ("-np", 2, "--allocator", "unchanged")
     found, errors = faults(khvdrun, *options, sys.executable, RANK, "late")
     assert len(found) == 2

@@ -11,7 +11,7 @@ COLUMNS = (
     "fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,"
     "bytes_per_second,stage"
 )
-# So that what is left of a search is short.
+# Makes searches short.
 QUICK = {
     "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "1",
@@ -25,7 +25,7 @@ def log(tmp_path):
 
 
 def stages(log: Path) -> list[str]:
-    """What each sample was taken for, of a log whose form is as documented."""
+    """The purpose of each sample in a log whose form is as documented."""
     head, columns, best, *samples = log.read_text().splitlines()
     assert re.fullmatch(r"keras_hvd autotune 2: ranks=2 state=(result|search)", head)
     assert columns == COLUMNS
@@ -47,7 +47,7 @@ def test_the_results_stay_right_and_the_next_job_starts_from_the_log(
     assert "info: autotune ends with fusion_bytes=" in ended.stderr
     found = stages(log)
     assert found[:2] == ["warmup", "search"]
-    # What the first search has not ruled out is compared with the defaults only.
+    # Candidates that the first search left are compared with the defaults only.
     best = "67108864,262144,16384,50,12,,best"
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:2], best, *lines[3:]]) + "\n")

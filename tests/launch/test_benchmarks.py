@@ -1,4 +1,4 @@
-"""Each benchmark measures, prints its tables and writes what `report.py` reads."""
+"""Each benchmark measures, prints its tables and writes a file for `report.py`."""
 
 import ctypes
 import json
@@ -18,7 +18,7 @@ BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def benchmark(tmp_path):
-    """Runs a benchmark; returns what it printed and the JSON that it wrote."""
+    """Runs a benchmark; returns its output and the JSON that it wrote."""
 
     def run(name: str, *arguments: object) -> tuple[str, dict]:
         printed = python(f"{name}.py", "--output", tmp_path, *arguments)
@@ -222,7 +222,7 @@ def test_the_gradients_of_the_network_that_is_trained(monkeypatch):
 
 
 def test_gpu_calls(benchmark):
-    """What the engine itself does for a collective on GPUs, which times do not show."""
+    """The counts of the engine for a collective on GPUs, which times do not show."""
     if cores.available() < 2:
         pytest.skip("two ranks that share a core have to sleep")
     printed, result = benchmark("gpu_calls")
@@ -264,7 +264,7 @@ SUCCESS, IN_PROGRESS = 0, 7
 def test_the_null_nccl_splits_a_communicator(
     null_libraries, monkeypatch, mode, blocking, result
 ):
-    """A part blocks as it is told, else as its parent; who does not has threads."""
+    """A part blocks as configured, else as its parent; others have threads."""
     monkeypatch.syspath_prepend(BENCHMARKS / "contenders")
     monkeypatch.setenv("NULL_NCCL_MODE", mode)
     import bare_nccl

@@ -1,4 +1,4 @@
-"""What `khvdrun --check-build` answers, and how it answers when a part is missing."""
+"""The answers of `khvdrun --check-build`, also where a part is missing."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def path_with_srun(folder: Path, script: str) -> str:
 # It imports TensorFlow and Keras each time, which takes long.
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> tuple[subprocess.CompletedProcess, Path]:
-    """What it says with all optional parts, and where srun is.
+    """Its answers with all optional parts, and the path of srun.
 
     As a rank of a job, mpi4py would look for a server that is not there.
     """
@@ -55,7 +55,7 @@ def whole(tmp_path_factory) -> tuple[subprocess.CompletedProcess, Path]:
 
 @pytest.fixture(scope="module")
 def poor(tmp_path_factory) -> subprocess.CompletedProcess:
-    """What it says without TLS and SLURM, of a job that is asked for besides."""
+    """Its answers without TLS and SLURM, with a job on the same command line."""
     folder = tmp_path_factory.mktemp("poor")
     path = path_with_srun(folder, "echo no configuration >&2; exit 1")
     library = "/none/libssl.so.3"

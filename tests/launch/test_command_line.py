@@ -1,4 +1,4 @@
-"""What khvdrun makes of its command line, right and wrong."""
+"""The command line of khvdrun, right and wrong."""
 
 import socket
 import stat

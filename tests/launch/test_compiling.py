@@ -1,4 +1,4 @@
-"""XLA compiles a step once, whatever values its tensors have."""
+"""XLA compiles a step once, for all values of its tensors."""
 
 import re
 import sys

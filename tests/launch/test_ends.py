@@ -1,4 +1,4 @@
-"""How jobs end: exit codes, who is blamed, and that nothing is left behind."""
+"""How jobs end: exit codes, the rank that is blamed, and no leftovers."""
 
 import contextlib
 import os
@@ -134,7 +134,7 @@ def _with_file(khvdrun, *options, script):
     ids=["raised", "caught"],
 )
 def test_blames_the_rank_that_others_complain_about(khvdrun, blamed, complaint):
-    # The survivors are gone before the rank that failed is: it takes a second to die.
+    # The survivors are gone before the failed rank, which takes a second to die.
     survivors = f"echo '{complaint}' >&2; exit 1"
     ended = khvdrun.run("-np", 4, *on(blamed, "sleep 1; exit 42", survivors))
     assert ended.returncode == 42
@@ -167,7 +167,7 @@ def test_blames_the_killed_rank_of_those_that_end_together(khvdrun):
 
 
 def test_blames_a_crash_that_outlasts_the_patience(khvdrun):
-    # As one does that writes a large core: it ends by its own signal, long after.
+    # Like a rank that writes a large core: it ends by its own signal, long after.
     survivors = "echo RankFailedError: rank x died >&2; exit 1"
     crash = "trap '' TERM; sleep 0.5; kill -ABRT $$"
     ended = khvdrun.run("-np", 3, "--term-after", 0.1, *on(1, crash, survivors))
@@ -216,7 +216,7 @@ def test_says_when_a_rank_dumped_core(khvdrun, tmp_path):
     assert "(SIGSEGV), core dumped" in last_line(ended)
 
 
-# What ranks leave running: in their group, in a session of its own, fully detached,
+# Processes that ranks leave: in their group, in a session of its own, fully detached,
 # and deaf to every signal that can be ignored.
 LEFTOVERS = (
     "sleep 1000 & "
@@ -348,7 +348,7 @@ def test_says_that_the_kernel_killed_for_memory(khvdrun):
     assert "memory ran out" in last_line(ended)
 
 
-# What root may make of /proc for processes of a namespace of their own.
+# Commands by which root changes /proc for processes of a namespace of their own.
 PROC = {
     "hides others": "mount -t proc -o hidepid=1,gid=65534 proc /proc",
     "does not name others": "mount -t proc -o hidepid=2,gid=65534 proc /proc",
@@ -358,7 +358,7 @@ PROC = {
 
 @pytest.fixture(params=PROC.values(), ids=PROC)
 def where_proc_differs(request) -> list[str]:
-    """What runs a command under another /proc."""
+    """The beginning of a command that runs under another /proc."""
     # Root sees all by this right.
     drop = "setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace"
     command = ["unshare", "--mount", "sh", "-c", f'{request.param} && exec {drop} "$@"']

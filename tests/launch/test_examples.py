@@ -1,4 +1,4 @@
-"""Every example runs under khvdrun and comes to what it promises."""
+"""Every example runs under khvdrun and keeps its promises."""
 
 import os
 import pathlib
@@ -20,8 +20,7 @@ TRIED_ELSEWHERE = {"digits.py"}
 
 @pytest.fixture
 def example(tmp_path):
-    """Runs an example on so many ranks, or on hosts of so many; returns what rank 0 and
-    the others printed."""
+    """Runs an example on these ranks, or on hosts with these; returns all output."""
 
     def run(
         name: str, *arguments: object, ranks: int = 2, hosts: tuple[int, ...] = ()
@@ -132,7 +131,7 @@ def test_optuna_search(example, tmp_path):
         assert trial.state is optuna.trial.TrialState.COMPLETE
         assert str(trial.params) == settings
         assert trial.value == pytest.approx(float(accuracy), abs=1e-4)
-        # Of 397 images, of all ranks.
+        # The accuracy is that over the 397 test images of all ranks.
         assert trial.value * 397 == pytest.approx(round(trial.value * 397), abs=1e-3)
         assert len(trial.intermediate_values) == 3
     assert study.best_value > 0.5
@@ -140,7 +139,7 @@ def test_optuna_search(example, tmp_path):
 
 def test_word2vec(example):
     printed = example("word2vec")
-    # What stands in the same places comes to lie close together.
+    # Words that stand in the same places come to lie close together.
     assert re.search(r"Closest to 'diesel': .*kerosene", printed)
 
 

@@ -1,4 +1,4 @@
-"""What every rank and khvdrun say when one rank dies, leaves, stops or errs.
+"""The messages of every rank and khvdrun when one rank dies, leaves, stops or errs.
 
 `--kills N` sets at how many random moments a rank is killed; `make soak` says 50, one
 in five of them under Keras' `fit`.
@@ -35,12 +35,12 @@ _LEFT = "has left the job"
 
 @dataclass
 class Outcome:
-    """How a job of which a rank failed has ended.
+    """The end of a job of which a rank failed.
 
     Args:
-        code: What khvdrun exited with.
-        stderr: All that it and the ranks wrote there.
-        survivors: What each rank that raised has noted, by rank.
+        code: The exit code of khvdrun.
+        stderr: Its standard error, with that of the ranks.
+        survivors: The notes of each rank that raised, by rank.
         processes: The process ids of the ranks, by rank.
     """
 
@@ -82,7 +82,7 @@ def outcome(job, processes: dict[int, int], records: Path, timeout=60) -> Outcom
 
 
 def check_survivors(ended: Outcome, culprit: int, since: float, how: str) -> None:
-    """Checks that all ranks but one raised in time, and what they said."""
+    """Checks that all ranks but one raised in time, and their messages."""
     others = ended.processes.keys() - {culprit}
     assert ended.survivors.keys() == others, ended.stderr
     named = f"rank {culprit} (pid {ended.processes[culprit]} on "
@@ -104,7 +104,7 @@ def kill_at_random(khvdrun, command, records: Path, seed: int, ranks=4) -> float
     chance = random.Random(seed)
     culprit = chance.randrange(ranks)
     with running(khvdrun, ranks, command, records=records) as (job, processes):
-        # The random moment is what is tested; nothing waits for this.
+        # Tests a random moment; nothing waits for this.
         time.sleep(chance.uniform(0, 0.3))
         since = time.monotonic()
         os.kill(processes[culprit], signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_a_killed_rank_in_a_compiled_fit(
 
 
 def test_a_killed_rank_in_a_monitored_session(khvdrun, tmp_path):
-    # Such a session begins anew after what it takes for the loss of a server.
+    # Such a session begins anew after an error that it takes for the loss of a server.
     with running(khvdrun, 2, SESSION, records=tmp_path) as (job, processes):
         since = time.monotonic()
         os.kill(processes[1], signal.SIGKILL)
@@ -153,7 +153,7 @@ def test_a_killed_rank_in_a_monitored_session(khvdrun, tmp_path):
 def test_survivors_end_by_themselves_where_ranks_share_cores(
     khvdrun, tmp_path, is_soak
 ):
-    # Eight ranks and a process of others want each core.
+    # Eight ranks, and a process of another job, want each core.
     command = FIT if is_soak else LOOP
     ranks = 8 * len(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
@@ -212,7 +212,7 @@ def test_a_name_of_many_bytes_is_shown_by_its_ends(khvdrun, tmp_path):
 
 
 def test_a_killed_rank_that_holds_much_memory(khvdrun, tmp_path, is_soak):
-    # It takes the kernel seconds to take 8 GiB apart, and nobody may wait that long.
+    # The kernel takes seconds to free 8 GiB, and no survivor may wait that long.
     size = 8 << 30 if is_soak else 2 << 30
     if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < size + (2 << 30):
         pytest.skip(f"needs {size >> 30} GiB of free memory and 2 more")
@@ -361,7 +361,7 @@ def test_a_tensor_that_one_rank_never_submits_is_waited_for(khvdrun, tmp_path):
     popen = {"env": stall_environment(0.3, 0)}
     with running(khvdrun, 4, LOOP, *options, records=tmp_path, **popen) as (job, ranks):
         read_until(job, "step 5")
-        # Many times the limit for the warning, and still nobody gives up.
+        # Many times the limit for the warning, and still no rank gives up.
         assert select.select([], [], [], 2) == ([], [], [])
         assert job.poll() is None
         terminated = time.monotonic()

@@ -1,9 +1,9 @@
 """Random collectives under faults, against NumPy: late, killed and stopped ranks.
 
-The faults come right before what other ranks act on, and after what comes from other
+The faults come right before a rank writes for others, and after it reads from other
 hosts, in libraries that were built for it (tf_ops/transport/faults.h; `--faults`, as in
-`make soak`). With the ordinary libraries only the collectives are tested. What happens
-follows from `--seed`, which the errors name, but for how the processes are scheduled.
+`make soak`). With the ordinary libraries only the collectives are tested. All follows
+from `--seed`, which the errors name, except the scheduling of the processes.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ import pytest
 
 MIXED = (sys.executable, Path(__file__).parent / "ranks" / "mixed.py")
 
-# A point at which a rank is killed or stopped is one of so many: from the first ones,
-# in the rendezvous, to those of some dozens of steps.
+# The number of points at which a rank may be killed or stopped: from the first ones, in
+# the rendezvous, to those of some dozens of steps.
 POINTS = 5000
 
 LEFT_START = re.compile("rank 0 ended while the job started|could not start: ")
-# Who is stopped, in the words of a rank that can see it; of a whole host that does not
-# answer, or of data that do not come, others can say only whom they wait for.
+# The stopped rank, in the words of a rank that can see it. Where a whole host does not
+# answer, or data do not come, ranks can only name the rank that they wait for.
 STOPPED = re.compile(r"rank (\d) \(pid \d+ on \S+\) .*its process is stopped \(kill")
 SILENT = "(?:.*its process is stopped|does not answer|has not answered)"
 
@@ -51,7 +51,7 @@ def ended(jobs) -> list[tuple[int, str, str]]:
 
 
 def first_match(jobs, pattern: re.Pattern[str]) -> tuple[re.Match[str] | None, str]:
-    """Where one of the jobs' errors matches, if it does, and all until then."""
+    """The first match in the jobs' standard errors, if any, and the text until then."""
     seen = dict.fromkeys(jobs, "")
     with selectors.DefaultSelector() as selector:
         for job in jobs:
@@ -111,7 +111,7 @@ def test_a_rank_killed_at_a_point(
     assert notes.keys() == {*range(4)} - {culprit}, told
     assert {note["type"] for note in notes.values()} == {"RankFailedError"}, told
     blaming = [note for note in notes.values() if f"rank {culprit}" in note["text"]]
-    # While the job starts, rank 0 hears of it and leaves, which is what others hear of.
+    # While the job starts, rank 0 hears of it and leaves; others hear of that.
     starting = [note for note in notes.values() if LEFT_START.search(note["text"])]
     assert blaming, told
     assert all(note in blaming or note in starting for note in notes.values()), told
@@ -142,14 +142,14 @@ def test_a_rank_stopped_at_a_point(start, tmp_path, faults, stop, seed, counts):
     assert {*blamed} <= {str(culprit)}, told
     assert blamed or len(counts) > 1, told
     assert [code for code, _, _ in ends] == [0] * len(counts), told
-    # Whom it was about to ring is right to miss that, where it was stopped for long.
+    # A rank that it was about to ring is right to miss that after a long stop.
     about_to_ring = counts[0] - 1 if len(counts) > 1 else 0
     woken = sum(output.count("lost 0 wakes") for _, output, _ in ends)
     assert woken >= 4 - about_to_ring, told
 
 
 def notes_of(records: Path) -> dict[int, dict]:
-    """What each rank that raised has noted, by rank."""
+    """The notes of each rank that raised, by rank."""
     return {
         int(path.stem): json.loads(path.read_text()) for path in records.glob("*.json")
     }

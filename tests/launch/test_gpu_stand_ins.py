@@ -1,7 +1,7 @@
 """The tests of GPUs without a GPU: over the libraries that stand in for CUDA and NCCL.
 
 The stand-in of NCCL joins ranks of one process, so that several go through host memory
-here, and one needs none. What the tests of GPUs say where there is none is tested too.
+here, and one needs none. The messages of the tests without a GPU are tested too.
 """
 
 import json
@@ -16,7 +16,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STAND_INS = "//tf_ops/testing/gpu:libcuda.so.1", "//tf_ops/testing/gpu:libnccl.so.2"
-# As `make test-gpu` has it.
+# As `make test-gpu` runs them.
 GPU_TESTS = (
     *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={CHECKOUT}"),
     *("--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-rs", "tests/gpu"),
@@ -27,7 +27,7 @@ REASON = "there is no CUDA driver in /none/libcuda.so.1"
 
 @pytest.fixture(scope="module")
 def stand_ins() -> dict[str, str]:
-    """Variables that have the engine open the stand-ins, with one device."""
+    """Variables that make the engine open the stand-ins, with one device."""
     python = f"--repo_env=PYTHON_BIN_PATH={sys.executable}"
     subprocess.run(
         ["bazel", "build", "--config=quiet", python, *STAND_INS],
@@ -71,8 +71,8 @@ def test_the_c_api(stand_ins, chosen, passed):
 
 
 def test_a_communicator_that_cannot_be_made_is_done_without(stand_ins, tmp_path):
-    # The stand-in fails on rank 1, whose process knows nothing of the id that rank 0
-    # has made, while rank 0 waits in its init.
+    # The stand-in fails on rank 1, whose process does not know rank 0's ID, while rank
+    # 0 waits in its init.
     variables = {**stand_ins, "KERAS_HVD_STAND_IN_DEVICES": "2"}
     ranks = [start_rank(rank, tmp_path, variables) for rank in range(2)]
     try:

@@ -170,7 +170,7 @@ def test_variables_arrive_as_they_are_but_not_those_of_a_host_or_another_job(run
         assert variables["SETTING"] == value
         assert variables["KERAS_HVD_AUTOTUNE"] == "1"
         assert variables["KERAS_HVD_RANK"] is None
-    # mpirun starts those of its own host with what it has itself.
+    # mpirun starts the ranks of its own host with its own variables.
     assert None in [each["TMPDIR"] for each in found]
 
 
@@ -293,7 +293,7 @@ def test_a_file_that_cannot_be_made_is_named(run, tmp_path):
 
 
 def dry_run(path: str, *words: str, **variables: str) -> subprocess.CompletedProcess:
-    """What would run with these variables alone."""
+    """The command that would run with these variables alone."""
     return subprocess.run(
         [*KHVDRUN, "--dry-run", "-np", "3", *words],
         env={"PATH": path, "LC_ALL": "C.UTF-8", "HOME": "/", **variables},

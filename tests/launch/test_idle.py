@@ -12,7 +12,7 @@ from typing import Any
 
 RANK = Path(__file__).parent / "ranks" / "idle.py"
 
-# What is measured is the time in which nothing happens.
+# The window of a measurement, in which nothing happens.
 SECONDS = 3
 
 # The ranks of each host.
@@ -20,7 +20,7 @@ JOBS = [[1], [3], [2, 1]]
 
 
 def start(khvdrun, hosts: list[int], *command: object) -> list[subprocess.Popen]:
-    """A khvdrun for each host, of so many ranks; all are this machine."""
+    """A khvdrun for each host, with its ranks; all are this machine."""
     if len(hosts) == 1:
         return [khvdrun.start("-np", hosts[0], *command)]
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -39,7 +39,7 @@ def start(khvdrun, hosts: list[int], *command: object) -> list[subprocess.Popen]
 
 
 def of_each_thread(process: Path, read: Callable[[Path], Any]) -> dict[Path, Any]:
-    """What `read` finds of each thread; some may end meanwhile."""
+    """The result of `read` for each thread; some may end meanwhile."""
     found = {}
     for thread in (process / "task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

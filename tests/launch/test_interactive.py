@@ -1,4 +1,4 @@
-"""keras_hvd.run: what comes back from the ranks, and that nothing stays behind."""
+"""keras_hvd.run: the results of the ranks, and no leftovers."""
 
 import os
 import re
@@ -336,8 +336,8 @@ WAITING = """
 
 @pytest.fixture
 def waiting(khvdrun, tmp_path):
-    """Starts a script whose ranks wait for ever; gives it, and what becomes readable
-    when each rank has ended.
+    """Starts a script whose ranks wait for ever; gives it, and for each rank a
+    descriptor that becomes readable when the rank has ended.
     """
 
     def start(ranks: str):
@@ -368,7 +368,7 @@ def test_ctrl_c_ends_all(waiting, ranks):
 
 
 def test_a_second_ctrl_c_is_not_waited_for(waiting):
-    """Whoever presses it twice is in a hurry; and in a notebook, which lives on."""
+    """A user who presses it twice is in a hurry, also in a notebook, which lives on."""
     process, ends = waiting("hear")
     with process:
         process.send_signal(signal.SIGINT)
@@ -391,7 +391,7 @@ def test_the_job_dies_with_its_caller(khvdrun, waiting):
 
 
 def test_an_interrupt_ends_the_job_where_interrupts_are_ignored(khvdrun, tmp_path):
-    """As in the background of a shell: whoever ends this program uses SIGTERM."""
+    """As in the background of a shell, where SIGTERM ends this program."""
     program = """
         import os, signal, time
         import keras_hvd, keras_hvd.launch.function

@@ -20,12 +20,12 @@ import pytest
 
 WORKER = Path(__file__).parent / "ranks" / "kill_time.py"
 
-# What is promised is 10 ms on a machine that is idle but for the job. Where others
-# want the cores as well, a survivor waits for one a few times on the way, each time
-# for up to a time slice of 3 to 4 ms.
+# The promise is 10 ms on a machine that is idle but for the job. Where other processes
+# want the cores as well, a survivor waits for one a few times on the way, each time for
+# up to a time slice of 3 to 4 ms.
 MOST_SECONDS = 0.020
-# Of the few kills of `make test`, beside whatever else runs: enough to tell a rank that
-# is woken by a death from one that looks for it now and then.
+# For the few kills of `make test`, beside other tests: enough to tell a rank that is
+# woken by a death from one that looks for it now and then.
 MOST_SECONDS_OF_A_FEW = 0.5
 
 
@@ -62,7 +62,7 @@ def kill_one(workers: list[Worker], chance: random.Random) -> tuple[Worker, floa
         worker.tell({f"KERAS_HVD_{name}": str(each) for name, each in place.items()})
     for worker in workers:
         assert worker.line() == "looping"
-    # The random moment is what is tested; nothing waits for this.
+    # Tests a random moment; nothing waits for this.
     time.sleep(chance.uniform(0, 0.1))
     culprit = chance.choice(workers)
     since = time.monotonic()

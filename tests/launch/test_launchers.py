@@ -77,7 +77,7 @@ def srun(size: int) -> list[str]:
 
 
 def worlds(command: list[str]) -> list[dict]:
-    """What the ranks that a command starts take their world to be, by rank."""
+    """The worlds of the ranks that a command starts, by rank."""
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True
     )

@@ -27,7 +27,7 @@ CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
 BEYOND_2_GIB = (sys.executable, str(RANKS / "beyond_2_gib.py"))
 BY_MPI_ALONE = (sys.executable, str(RANKS / "by_mpi_alone.py"))
 
-# Has MPI carry tensors.
+# Lets MPI carry tensors.
 BY_MPI = {"KERAS_HVD_CPU_OPERATIONS": "mpi"}
 
 ALLOWED = {
@@ -41,7 +41,7 @@ ALLOWED = {
 class Mpi:
     """An MPI whose mpirun starts ranks on hosts.
 
-    `told` has what its ranks get as variables.
+    `told` has the variables of its ranks.
     """
 
     version: str
@@ -57,7 +57,7 @@ class Mpi:
         words: Sequence[str],
         **told: str,
     ) -> list[str]:
-        """Starts words, with so many ranks on each host."""
+        """The command that starts `words`, with these ranks on each host."""
         slots = ",".join(f"{h.address}:{n}" for h, n in zip(hosts, counts, strict=True))
         network.agent(hosts, self.agent)
         options = self._open_mpi(slots) if self.is_open_mpi else self._mpich(slots)
@@ -146,7 +146,7 @@ def run(
 
 
 def remaining(mark: Path) -> list[str]:
-    """Processes that still have it, after a moment for those that are about to end."""
+    """Processes that still have the mark, after a moment for those about to end."""
     deadline = time.monotonic() + 5
     while True:
         found = [*_with(f"MARK={mark}")]
@@ -166,7 +166,7 @@ def _with(variable: str) -> Iterator[str]:
 
 
 def places(ended: subprocess.CompletedProcess) -> list[dict]:
-    """What the ranks have said of themselves, in their order."""
+    """The places that the ranks have printed, in their order."""
     assert ended.returncode == 0, ended.stderr
     found = [json.loads(one) for one in re.findall(r"{.*?}", ended.stdout)]
     return sorted(found, key=lambda place: place["rank"])
@@ -463,7 +463,7 @@ def test_after_a_failure_nobody_waits_in_mpi_finalize(
     assert len(raised) >= least
     for when, text in raised:
         assert when - failed < 2
-        # MPICH's mpirun kills the rest of the host at once, which then tells nobody.
+        # MPICH's mpirun kills the rest of the host at once, which then tells no rank.
         is_cut_off = how == "kill" and not mpi.is_open_mpi
         cut_off = "|rank 0 .* has gone without a word" if is_cut_off else ""
         assert re.search(f"rank 1 .* {why}{cut_off}", text)
@@ -528,7 +528,7 @@ def test_mpi4py_of_another_family_is_named(mpi, two_hosts, tmp_path):
     ) in ended.stderr
 
 
-# As a module that mpi4py was built with for one MPI, which knows of no others.
+# Imports mpi4py first, as if it were built for one MPI and knew of no others.
 ALONE = """
 import sys
 from mpi4py import MPI

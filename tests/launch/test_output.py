@@ -1,4 +1,4 @@
-"""What the user sees of the ranks: prefixes, progress bars, files, slow readers."""
+"""The ranks' output for the user: prefixes, progress bars, files, slow readers."""
 
 import fcntl
 import os
@@ -105,7 +105,7 @@ def test_shows_other_ranks_line_by_line(khvdrun, tmp_path):
         assert job.stdout.read() == b"[1] begun,ended\n"
 
 
-# What Keras' progress bar writes: backspaces over the last state, then the next.
+# The output of Keras' progress bar: backspaces over the last state, then the next.
 PROGRESS_BAR = (
     "import sys\n"
     "for i in range(1, 4):\n"
@@ -232,7 +232,7 @@ def test_breaks_a_line_without_end(khvdrun):
 def test_waits_for_a_slow_reader_and_stays_responsive(khvdrun):
     program = "import sys\nfor i in range(200_000): print('x' * 60)"
     with khvdrun.start("-np", 2, *python(program)) as job:
-        # Nobody reads, so that the ranks wait; the second Ctrl-C must still work.
+        # The output is not read, so the ranks wait. The second Ctrl-C must still work.
         read_until(job.stdout.fileno(), b"[0] x")
         job.send_signal(signal.SIGTERM)
         rest = job.stdout.read()

@@ -1,4 +1,4 @@
-"""What khvdrun --report has the ranks record, and where it stays after kills."""
+"""The recordings of ranks under khvdrun --report, and their place after kills."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ COPIES = "COPY_IN", "REDUCE", "COPY_OUT"
 
 
 def sums_of(timeline):
-    """What a timeline's own events add up to, in seconds, and its tensors' times."""
+    """The sums of a timeline's own events, in seconds, and its tensors' times."""
     rows, spans, requests = {}, defaultdict(Spans), {}
     for line in timeline.read_text().splitlines():
         text = line.strip().rstrip(",")
@@ -69,7 +69,7 @@ def sums_of(timeline):
 
 
 def check_report_of(timeline, recorded):
-    """The report made of a timeline afterwards has what the recording has."""
+    """The report from a timeline has the same figures as the recording."""
     job = timelines.read([timeline])
     assert (job.size, job.left_out) == (recorded.size, 0)
     assert job.begin == pytest.approx(recorded.begin, abs=2)
@@ -112,7 +112,7 @@ def check_hosts(url):
 
 
 def check_status(url):
-    """What is said of a job whose rank 1 is late, and waits after its training."""
+    """The status of a job whose rank 1 is late, and waits after its training."""
     kind, text = get(url)
     assert kind == "application/json"
     state = json.loads(text)
@@ -185,7 +185,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert "wait for rank 1 on" in page and "samples/s" in page and "SIGKILL" in page
     assert "The memory could pass" in page
     assert not [*tmp_path.glob("report.html.recording-*")]
-    # Who asks is nobody the job waits for, or speaks of.
+    # The job neither waits for the process that asks, nor mentions it.
     assert "rank 1" in stderr and "SIGKILL" in stderr
     assert "status.py" not in stderr
     job, waits, history = pickle.loads(found.read_bytes())
@@ -200,7 +200,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
         own = seconds["waits", rank], seconds["waited for", rank]
         assert intervals.waits[:, rank].sum() == pytest.approx(own[0], rel=0.01)
         assert intervals.waited_for[:, rank].sum() == pytest.approx(own[1], rel=0.01)
-    # Of allreduces that are not among the job's own.
+    # Measured by allreduces that are not among the job's own.
     assert 10e6 < job.capacity < 1e12
     assert len(job.tensors) > 5
     for tensor in job.tensors:
@@ -210,12 +210,12 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert waits.waited_for == pytest.approx([*intervals.waited_for.sum(axis=0)])
     assert np.all(intervals.begin[1:] == intervals.end[:-1])
 
-    # What the progress bar shows besides is in no log.
+    # The progress bar's other values are in no log.
     assert {*history} == {"loss", "val_loss"}
     # Of Keras: 256 images of each rank for training, twice.
     assert np.nansum(intervals.samples) == pytest.approx(2 * 2 * 256)
     trained = ~np.isnan(intervals.loss)
-    # By 100 ms in each of 32 steps; who is last otherwise changes.
+    # By 100 ms in each of 32 steps; the last rank of the others changes.
     of_steps = intervals.waited_for[trained]
     assert np.median(of_steps[:, 1]) > 0.05 > np.median(of_steps[:, 0])
     weights = intervals.samples[trained]
@@ -327,7 +327,7 @@ def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path)
     command = [sys.executable, "-m", "keras_hvd.report", folder, "-o", report]
     subprocess.run(command, check=True)
     assert "The job was killed, or still runs" in report.read_text()
-    # What a disk or a copy has cut off is named in one line.
+    # A file that a disk or a copy has cut off is named in one line.
     for name, length in {"ranks": 300, "times": 6000}.items():
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[:length])
@@ -391,7 +391,7 @@ def test_a_report_that_cannot_be_written_in_time_is_given_up_at_a_signal(
     khvdrun, tmp_path
 ):
     report = tmp_path / "report.html"
-    # Nobody reads: whoever opens it waits.
+    # A pipe without a reader: khvdrun waits when it opens it.
     os.mkfifo(report)
     command = (sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
     options = ("-np", 1, "--verbose", "--report", report)
@@ -399,7 +399,7 @@ def test_a_report_that_cannot_be_written_in_time_is_given_up_at_a_signal(
         while not job.stderr.readline().endswith("rank 0 ended with exit code 0\n"):
             assert job.poll() is None
         deadline = time.monotonic() + 30
-        # Until it writes, they are for ranks, of which there is none.
+        # Until it writes, signals are for ranks, of which there is none.
         while job.poll() is None and time.monotonic() < deadline:
             job.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What ranks get: their place in the job, threads, cores."""
+"""The ranks' place in the job, threads and cores."""
 
 import os
 import subprocess
@@ -31,7 +31,8 @@ def test_tells_each_rank_its_place(khvdrun):
     assert values == [[str(r), "3", str(r), "3", "0", "1"] for r in range(3)]
 
 
-# How many threads, of no name of their own, TensorFlow's first step leaves.
+# Prints the number of threads, without a name of their own, after TensorFlow's first
+# step.
 LATE = """
 import os, pathlib, sys
 import tensorflow as tf
@@ -50,7 +51,7 @@ def test_tensorflow_takes_a_share_that_is_set_after_its_import():
         int(subprocess.check_output([sys.executable, "-c", LATE, str(shared)]))
         for shared in (2, 80)
     ]
-    # Of one and of forty.
+    # With a share of one core, and of forty.
     assert 30 < counts[1] - counts[0] < 50
 
 
@@ -227,7 +228,7 @@ def test_tensorflow_heeds_the_thread_variable(khvdrun):
 
 @pytest.fixture
 def at_most(khvdrun):
-    """Runs a job in a control group with room for that many processes and threads."""
+    """Runs a job in a control group with room for `count` processes and threads."""
     mount = Path("/sys/fs/cgroup")
     pids = mount / "pids" if (mount / "pids").is_dir() else mount
     group = pids / f"keras_hvd_test_{khvdrun.mark}"

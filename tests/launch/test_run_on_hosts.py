@@ -22,7 +22,7 @@ import keras_hvd
 
 RANKS = Path(__file__).parent / "ranks"
 
-# A process that called `run` on the first host, and tells what came of it. TensorFlow
+# A process that calls `run` on the first host, and prints the outcomes. TensorFlow
 # takes long to import.
 CALLS = """
 import ctypes, json, os, pathlib, signal, socket, sys, time
@@ -155,7 +155,7 @@ def start(khvdrun, tmp_path):
 
 @pytest.fixture
 def run(start):
-    """What comes of these calls."""
+    """The outcomes of these calls."""
 
     def run(*arguments, **told) -> list[dict]:
         with start(*arguments, **told) as process:
@@ -225,7 +225,7 @@ def test_what_travels_can_be_encrypted(two_hosts, run, tmp_path):
 
 def test_a_host_that_cannot_be_reached_is_an_error(any_mpi, two_hosts, start, tmp_path):
     with start(any_mpi, two_hosts, "generate") as process:
-        # In the place of the one that `start` has written; as ssh says it.
+        # Replaces the agent that `start` has written; the message is ssh's.
         agent = tmp_path / "agent"
         agent.write_text(
             "#!/bin/sh\necho 'ssh: connect to host: No route to host' >&2\nexit 255\n"
@@ -237,7 +237,7 @@ def test_a_host_that_cannot_be_reached_is_an_error(any_mpi, two_hosts, start, tm
         "ranks 0, 1, 2, without a word, ended before the function .*; khvdrun ended",
         found["error"][1],
     )
-    # MPICH's mpirun does not always pass on what its agent has written.
+    # MPICH's mpirun does not always pass on its agent's output.
     is_mpich = any_mpi.name == "MPICH"
     assert "No route to host" in err or (is_mpich and "Launch proxy failed" in err)
 

@@ -39,7 +39,7 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
     _, head, one, two, advice, page_is_in = ended.stdout.splitlines()[:6]
     assert head.split("  ")[-1].strip() == "of that"
     assert re.match(r" +1 +\d+(\.\d)? ms .* steps/s +100 % +100 % +100 %$", one)
-    # Of two ranks a step takes 2 and 3 times as long as of one.
+    # A step of two ranks takes 2 and 3 times as long as that of one.
     [reached, allowed, of_that] = map(float, re.findall(r"([\d.]+) %", two))
     assert reached == pytest.approx(100 / 3, rel=0.15)
     assert allowed == pytest.approx(100 / 2, rel=0.15)

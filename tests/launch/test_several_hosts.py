@@ -36,7 +36,7 @@ def end(*started) -> list[tuple[int, str, str]]:
 
 
 def variables_in(output: str) -> list[dict]:
-    """What the ranks of a host have shown, in their order."""
+    """The variables that the ranks of a host have shown, in their order."""
     found = [ast.literal_eval(text) for text in re.findall("{.*?}", output)]
     return sorted(found, key=lambda one: int(one["RANK"]))
 
@@ -46,7 +46,7 @@ def test_all_ranks_know_their_place(start, rendezvous, counts):
     started = [
         start(
             *(number, len(counts), "-np", count, *SHOW),
-            # As inside another job: what it says is not of this one.
+            # As inside another job, whose variables mean nothing here.
             CROSS_RANK="0",
             CROSS_SIZE="1",
             RANK="7",
@@ -146,7 +146,7 @@ def test_a_file_has_the_secret_too(start, tmp_path):
     assert [code for code, *_ in end(*started)] == [0, 0]
 
 
-# --- what goes wrong -----------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------
 
 
 def test_a_host_that_never_comes_is_named(start, rendezvous):
@@ -255,7 +255,7 @@ keras_hvd.init()
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_a_rank_that_fails_before_it_comes_ends_all_hosts(start, failing):
-    """And their exit codes say whose fault it was."""
+    """And their exit codes tell the host at fault."""
     since = time.monotonic()
     program = (sys.executable, "-c", FAILS_FIRST, failing)
     started = [
@@ -323,7 +323,7 @@ def test_ranks_that_have_met_need_no_khvdrun_of_another_host(start):
 
 @pytest.mark.parametrize("known", ["", "203.0.113.7 train-0.train\n"])
 def test_the_name_of_the_first_host_may_come_late(khvdrun, two_hosts, tmp_path, known):
-    """As that of a pod, which is unknown at first, or that of the pod before it."""
+    """Like a pod's name, which is unknown at first, or leads to the pod before it."""
     names = tmp_path / "hosts"
     names.write_text(known)
     for each in two_hosts:
@@ -402,7 +402,7 @@ print(values[0], keras_hvd.cross_rank(), keras_hvd.cross_size())
 
 
 def test_ranks_of_torchrun_meet_beside_its_store(khvdrun):
-    # An address of this test's own, so that nobody else has the port after it.
+    # An address of this test's own, where no other process has the port after it.
     address = f"127.78.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
     variables = {
         "TORCHELASTIC_RUN_ID": "none",
@@ -537,7 +537,7 @@ assert keras_hvd.allgather_object(told) == [told] * keras_hvd.size()
 
 
 class Recorder:
-    """Records what the loopback interface carries to and from one IPv4 address."""
+    """Records the packets of the loopback interface to and from one IPv4 address."""
 
     def __init__(self, address: str):
         self.recorded = b""
@@ -685,7 +685,7 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
         ended = []
         if deed == "crash":
             own = next(n for n in range(len(counts)) if victim < sum(counts[: n + 1]))
-            # The other hosts do not wait for the core. The rest of it nobody needs.
+            # The other hosts do not wait for the core. The rest of it is not needed.
             ended = end(*(job for job in started if job is not started[own]))
             started = [started[own]]
             with contextlib.suppress(ProcessLookupError):
@@ -700,7 +700,7 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
 
 
 def same_error(output: str, survivors: int) -> str:
-    """What all survivors have raised, in time, apart from their own place in it."""
+    """The error of all survivors, in time, the same but for their own ranks."""
     died = float(re.search(r"dies \d+ (\S+)", output)[1])
     raised = re.findall(
         r"raises (\S+) allreduce '.*?' failed on rank \d+: (.*)", output
@@ -727,7 +727,7 @@ def test_all_hosts_say_the_same_of_a_rank_that_dies(reduce_for_ever, victim, dee
     error = same_error(output, survivors=5)
     who = f"rank {victim} (pid {pid} on {socket.gethostname()}) "
     assert error.startswith(who + HOW_IT_ENDS[deed])
-    # One report, with what the ranks of all hosts did.
+    # One report, with the last actions of the ranks of all hosts.
     assert output.count(REPORT) == 1, output
     report = output.partition(REPORT)[2]
     did = dict(re.findall(r"\n  rank (\d+) \(pid \d+ on \S+\): (.*)", report))
@@ -758,7 +758,7 @@ def test_a_host_whose_leader_is_stopped_hears_of_a_death_too(reduce_for_ever):
     assert len(re.findall(r"\n  rank \d \(pid \d+ on \S+\): allreduce '", output)) == 4
 
 
-# What each connection has carried, as the kernel tells it; this process has no others.
+# Prints the bytes that each connection of this process has sent, by the kernel's count.
 SENT = """
 import ctypes, os, socket, struct
 import numpy as np
@@ -926,7 +926,7 @@ def test_a_rank_that_is_stopped_is_named(
     for code, _, error in end(*jobs):
         assert code == 0
         errors += error
-    # Once, and nobody blames the others of its host.
+    # Once, and no rank blames the others of its host.
     assert expected not in errors
     assert f"rank {victim ^ 1} (pid" not in errors
 
@@ -955,7 +955,7 @@ def test_a_stopped_rank_0_is_passed_over_in_the_one_report(start, monkeypatch):
     others = end(*jobs[1:])
     os.kill(pid, signal.SIGCONT)
     ended = [*end(jobs[0]), *others]
-    # What the stopped rank's host did is not another host's fault.
+    # The exit of the stopped rank's host is not another host's fault.
     assert [code for code, *_ in ended] == [1, os.EX_TEMPFAIL, os.EX_TEMPFAIL]
     for _, _, error in ended:
         assert f"rank 0 (pid {pid} on" in error

@@ -88,7 +88,7 @@ def test_the_commands_of_the_documentation(cluster, tmp_path):
 
 def test_rank_0_on_another_node_than_the_first_is_an_error(cluster, tmp_path):
     (tmp_path / "hosts").write_text("host1\nhost0\n")
-    # The other rank is ended two seconds later: at once, what was said may be lost.
+    # The other rank is ended two seconds later: at once its output may be lost.
     ended = cluster.run(
         *("srun", "-N", "2", "-n", "2", "-m", "arbitrary", "--wait", "2", *PLACE),
         SLURM_HOSTFILE=str(tmp_path / "hosts"),
@@ -164,7 +164,7 @@ def test_two_steps_of_a_job_run_at_once(cluster, tmp_path):
 
 # --- the secret ----------------------------------------------------------------------
 
-# One after the other: what a credential is worth, for whom.
+# Prints the results of reading several credentials, one after the other.
 CREDENTIALS = """
 import os, subprocess, time
 from keras_hvd.world.launchers import munge
@@ -270,7 +270,7 @@ def test_a_stranger_at_the_first_port_is_passed_over(cluster, what):
     )
 
 
-# What a node without a munged has there.
+# Runs a command as on a node without a munged.
 WITHOUT_MUNGE = (
     "unshare",
     "--mount",

@@ -65,7 +65,7 @@ def test_the_file_of_a_killed_job_is_whole_up_to_its_last_event(khvdrun, tmp_pat
     first, *events = lines(path)
     assert first == "["
     assert len([json.loads(event) for event in events if event]) > 1000
-    # As the viewers take it: what is missing is the bracket.
+    # The viewers take it as it is; only the bracket is missing.
     json.loads(path.read_text() + "]")
     command = (sys.executable, "-m", "keras_hvd.timeline", path)
     ended = subprocess.run(command, capture_output=True, text=True)
@@ -112,7 +112,7 @@ print(json.dumps([keras_hvd.rank(), submitted]), flush=True)
 """
 
 
-# What rank 1's host has been up longer, where the kernel can have it seem so.
+# The seconds that rank 1's host seems to be up longer, where the kernel can do that.
 AHEAD = 86400 if os.path.exists("/proc/self/timens_offsets") else 0
 # Runs a command with that clock on rank 1, and as it is elsewhere.
 ON_CLOCKS = f"""

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-# MLflow's file store needs no server, and is to be asked for; nobody is told of it.
+# MLflow's file store needs no server, but a variable. And nothing reports its use.
 os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "DO_NOT_TRACK": "true"}
 
 mlflow = pytest.importorskip("mlflow", reason="needs the extra 'trackers'")
@@ -24,7 +24,7 @@ LOGS = ("loss", "mae", "val_loss", "val_mae")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where two ranks have trained, under each of the trackers."""
+    """The folder in which two ranks have trained, under each of the trackers."""
     folder = tmp_path_factory.mktemp("trackers")
     command = (sys.executable, "-m", "keras_hvd.launch", "-np", "2", sys.executable)
     done = subprocess.run(
@@ -91,7 +91,7 @@ def test_wandb_offline(folder, expected):
 
 
 def records(data):
-    """What a run has written: LevelDB's log format, in blocks of 32 KiB."""
+    """The records of a run: LevelDB's log format, in blocks of 32 KiB."""
     whole = b""
     place = 7  # the file's own header
     while place < len(data):

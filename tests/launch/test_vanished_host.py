@@ -18,7 +18,7 @@ DEFAULT_LIMIT = 4.0
 MARGIN = 2.0
 RANKS = str(pathlib.Path(__file__).parent / "ranks")
 
-# TensorFlow takes long to import. A rank says what happens to it, a line each.
+# TensorFlow takes long to import. A rank prints a line for each event.
 RANK = """
 import json, sys, time
 from allreduce_loop import allreduce
@@ -103,7 +103,7 @@ def network() -> Iterator[Network]:
 
 
 class Rank:
-    """A rank on a host, and what it says."""
+    """A rank on a host, and its lines."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process
@@ -121,7 +121,7 @@ StartJob = Callable[..., list[Rank]]
 
 @pytest.fixture
 def start(network: Network, tmp_path: pathlib.Path) -> Iterator[StartJob]:
-    """Starts a job: two ranks on each of so many hosts, which are new ones."""
+    """Starts a job: two ranks on each of some hosts, which are new ones."""
     started: list[Rank] = []
 
     def start(
@@ -214,7 +214,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_named(network, start):
     one, other = (f"rank {n} (pid {ranks[n].pid()} on {here})" for n in (2, 4))
     for what, when, text in said:
         assert what == "raised"
-        # Another second for a better account than that a connection has ended.
+        # Another second, for a better reason than a connection that has ended.
         assert when - parted < LIMIT + 1 + MARGIN, said
         assert f"the hosts of {one} and {other} do not reach each other" in text
         assert f"for {int(LIMIT)} s. See whether the network between" in text

@@ -1,8 +1,8 @@
 """One job for all parallel tests: `khvdrun -np N python -m pytest -x tests/parallel`.
 
-Every rank runs every test, in the same order. Rank 0 reports as usual; the others say
-something only when a test fails. What N ranks show no better than other numbers of them
-is left out; `--all-tests` runs it too.
+Every rank runs every test, in the same order. Rank 0 reports as usual, and the others
+report only failures. Tests that N ranks show no better than other numbers of ranks are
+left out; `--all-tests` runs them too.
 """
 
 import ctypes
@@ -29,9 +29,9 @@ WAYS = {
 }
 
 
-# The numbers of ranks that show what the tests of a folder or file say; the longest
-# path counts. One rank: what is left when there is nobody to talk to. Two: everything.
-# Three: shares that are uneven. Four, on two cores: more ranks than cores.
+# The numbers of ranks on which the tests of a folder or file run; the longest path
+# counts. One rank: no other to talk to. Two: everything. Three: uneven shares. Four, on
+# two cores: more ranks than cores.
 _NUMBERS_OF_RANKS = {
     ".": {1, 2, 3, 4},
     "collectives/test_arguments.py": {1, 2, 4},
@@ -152,7 +152,7 @@ def run(way: str) -> Callable[[Callable], Callable]:
 
 @pytest.fixture(scope="session")
 def counters() -> Callable[[], native.Counters]:
-    """What the engine has counted so far."""
+    """Reads the engine's counters."""
 
     def read() -> native.Counters:
         result = native.Counters(struct_size=ctypes.sizeof(native.Counters))
@@ -164,14 +164,14 @@ def counters() -> Callable[[], native.Counters]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_lost_wakes(counters: Callable[[], native.Counters]) -> Iterator[None]:
-    """Nobody, in all the tests, slept until a time-out though there was work."""
+    """No thread, in all the tests, slept until a time-out though there was work."""
     yield
     assert counters().lost_wakes == 0
 
 
 @pytest.fixture(scope="session")
 def values() -> Callable[..., np.ndarray]:
-    """What a rank gives: arrays that each rank can compute for all of them.
+    """A rank's input: arrays that each rank can compute for all of them.
 
     Integers are of the type's whole range, but for int64, four of which can be added.
     """

@@ -40,7 +40,7 @@ def test_a_root_that_does_not_exist(size):
 
 
 def test_hook(rank, size):
-    """The first thing that the session does after its initializers."""
+    """The broadcast comes first in the session, after its initializers."""
     hook = keras_hvd.BroadcastGlobalVariablesHook(size - 1, device="/cpu:0")
     for _ in range(2):  # it may serve several graphs
         with tf.Graph().as_default():

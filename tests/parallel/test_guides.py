@@ -1,8 +1,8 @@
 """Each Python block of the pages runs on several ranks, as it is written there.
 
-A block stands here with what the page takes for granted: names, files, and what it
-writes as `...`. Those that other tests run, or that take more than one host or a GPU,
-are listed too; so a new block fails until it is in one of the lists.
+A block stands here with the names and files that the page takes for granted, and the
+text for its `...`. Blocks that other tests run, or that take more than one host or a
+GPU, are listed too. So a new block fails until it is in one of the lists.
 """
 
 import functools
@@ -163,7 +163,7 @@ def for_tuner() -> Names:
 
 DENSE = ("Sequential([...])", "Sequential([keras.layers.Dense(1)])")
 
-# By page and the first line: what it takes for granted, and what `...` stands for.
+# By page and the first line: names taken for granted, and the text for its `...`.
 HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] = {
     ("README", "with keras_hvd.Strategy().scope():"): (
         lambda: {**x_y(), "y": np.arange(96) % 10},
@@ -262,7 +262,7 @@ def test_block(key):
         assert stands_for[0] in text
         text = text.replace(*stands_for)
     names = {"keras": keras, "keras_hvd": keras_hvd, "np": np, "tf": tf, **given()}
-    # Of ten epochs, all after the second show nothing more.
+    # The third to tenth epoch show nothing more.
     text = text.replace("epochs=10", "epochs=2").replace("epoch, 10)", "epoch, 2)")
     # Errors name the page and its line.
     exec(compile("\n" * line + text, f"{page}.md", "exec"), names)

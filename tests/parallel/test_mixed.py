@@ -1,8 +1,8 @@
 """Random steps of all collectives at once, each result compared with NumPy's.
 
-What a step asks for follows from the seed, the same on all ranks. In which order a rank
-asks for it is its own: each collective of a step has a thread. Names come again with
-other shapes, types and operations; process sets overlap.
+The seed decides the collectives of a step, the same on all ranks. Each rank asks for
+them in an order of its own: each collective of a step has a thread. Names come again
+with other shapes, types and operations; process sets overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS_BETWEEN_JOINS = 20
 
 @dataclass
 class Collective:
-    """One request; every rank can tell what every other gives."""
+    """One request; every rank can compute the inputs of all others."""
 
     kind: str
     name: str
@@ -66,7 +66,7 @@ class Collective:
         return [function(tensors[0], **given)]
 
     def inputs(self, place: int) -> list[np.ndarray]:
-        """What a member gives: small numbers, whose sums are exact in every type."""
+        """A member's inputs: small numbers, whose sums are exact in every type."""
         arrays = []
         for i, (_, *rest) in enumerate(self.shapes):
             shape = (self.rows[i][place], *rest)
@@ -78,7 +78,7 @@ class Collective:
         return arrays
 
     def expected(self, size: int) -> list[np.ndarray]:
-        """What this rank must get."""
+        """The results that this rank must get."""
         place = self.process_set.rank()
         of_members = [self.inputs(member) for member in range(size)]
         of_tensors = [list(of_tensor) for of_tensor in zip(*of_members, strict=True)]
@@ -98,7 +98,7 @@ class Collective:
         return reduced
 
     def reduced(self, members: list[np.ndarray]) -> np.ndarray:
-        """The reduction of what the members give."""
+        """The reduction of the members' inputs."""
         wide = "float64" if self.dtype in FLOATS else "int64"
         stacked = np.stack([each.astype(wide) for each in members])
         if self.op == Adasum:
@@ -112,7 +112,7 @@ class Collective:
         return result.astype(self.dtype.as_numpy_dtype)
 
     def check(self, results: list[tf.Tensor], size: int) -> None:
-        """That the results are NumPy's; those that are rounded, nearly."""
+        """Asserts that the results are NumPy's; rounded ones, nearly."""
         if self.kind == "barrier":
             return
         rounded = "reduce" in self.kind and self.op in (Average, Adasum)
@@ -151,7 +151,7 @@ def _adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def draw(step: int, sets: list[keras_hvd.ProcessSet]) -> Iterator[Collective]:
-    """What a step asks for, of all sets; each name is there once."""
+    """The collectives of a step, of all sets; each name is there once."""
     chance = random.Random(f"{SEED} {step}")
     for name in chance.sample(range(2 * MOST), chance.randint(1, MOST)):
         kind = chance.choice(KINDS)

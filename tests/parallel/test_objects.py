@@ -32,7 +32,7 @@ def test_every_root_and_every_rank(make, rank, size):
 
 
 def test_functions_and_classes_that_only_one_rank_has(rank, size):
-    """Lambdas, and what a function or a part of the script defines."""
+    """Lambdas, and functions and classes that are defined in a function or a script."""
     last = size - 1
 
     class Local:
@@ -70,7 +70,7 @@ def test_classes_of_the_script(script, rank):
 
 
 def test_large_data_of_the_script_stays_where_it_is(script, rank):
-    """A function goes by its name if what it uses is large."""
+    """A function goes by its name if the data that it uses are large."""
     script.data = np.random.default_rng().random(1_000_000)
     exec("def first():\n    return data[0]", vars(script))
     first = keras_hvd.broadcast_object(script.first)
@@ -84,7 +84,7 @@ def test_only_the_root_has_to_be_picklable(rank):
 
 
 def test_what_cannot_be_pickled_on_one_rank(rank, size):
-    """Raises on all of them; on that rank, what cloudpickle says."""
+    """Raises on all of them; on that rank, the error of cloudpickle."""
     last = size - 1
     cannot = threading.Lock() if rank == last else "fine"
     expected, match = keras_hvd.MismatchError, f"what rank {last} gave"
@@ -127,7 +127,7 @@ def test_without_memory_for_all_objects_one_rank_raises(
 def test_without_memory_for_the_object_on_one_rank_all_raise(
     small_memory_on_the_last_rank, rank, size
 ):
-    """Nobody waits for that rank, and the job goes on."""
+    """No rank waits for that one, and the job goes on."""
     if size == 1:
         pytest.skip("the root needs no memory")
     expected, match = keras_hvd.MismatchError, f"rank {size - 1}: .*uint8.0."

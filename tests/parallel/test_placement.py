@@ -1,7 +1,7 @@
-"""What keras_hvd agrees on by itself stays on the CPU; what is the user's does not.
+"""keras_hvd's own agreements stay on the CPU; the user's tensors do not.
 
-Without a GPU: a traced function knows where its ops are to run, and TensorFlow that may
-not choose another device refuses to run on one that there is not.
+Without a GPU: a traced function knows where its ops are to run. TensorFlow refuses a
+device that is missing, if it may not choose another one.
 """
 
 import keras
@@ -27,7 +27,7 @@ def exact_placement():
 
 
 def devices(function, *arguments) -> dict[str, str | None]:
-    """Where a function's collectives are to run, by name; None: where it is called."""
+    """The devices of a function's collectives, by name; None: where it is called."""
     graph = function.get_concrete_function(*arguments).graph
     return {
         op.get_attr("tensor_name").decode(): tf.DeviceSpec.from_string(

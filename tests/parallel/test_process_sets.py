@@ -1,4 +1,4 @@
-"""Process sets: who is in them, and collectives of some ranks only."""
+"""Process sets: their members, and collectives of some ranks only."""
 
 import functools
 import itertools
@@ -237,8 +237,8 @@ def test_a_branch_for_members(run, even_and_odd, rank):
     def total(x, own):
         if run != "xla":
             return tf.reduce_sum(keras_hvd.allgather(x, process_set=own))
-        # What the gradient keeps of a branch has the branch's shapes, which XLA then
-        # takes for dynamic ones.
+        # The values that the gradient keeps of a branch have the branch's shapes, which
+        # XLA then takes for dynamic ones.
         return tf.reduce_sum(keras_hvd.allreduce(x, op=Sum, process_set=own))
 
     def step(x):
@@ -453,7 +453,7 @@ def test_sets_given_to_init(several_ranks, in_second_job):
 def test_ranks_that_give_init_other_sets(several_ranks, in_second_job, rank):
     done = in_second_job(SCRIPT, "differ")
     assert done.returncode == 1
-    # Of a rank that reports, what all ranks did last may come after it.
+    # On a rank that reports, the last actions of all ranks may come after it.
     lines = done.stderr.splitlines()
     last = next(line for line in lines if line.startswith("keras_hvd.exceptions."))
     # Rank 1 differs, and rank 0 decides. One that comes late may find rank 0 gone.

@@ -1,4 +1,4 @@
-"""A timeline of a running job, turned on and off, is what the viewers take."""
+"""A timeline of a running job, turned on and off, is a file that viewers take."""
 
 import json
 import time
@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_hvd
 from keras_hvd.timeline import summary
 
-# What the last rank computes longer than the others.
+# The time that the last rank computes longer than the others.
 LATE_SECONDS = 0.1
 
 

@@ -1,4 +1,4 @@
-"""What carries the bytes: the network between hosts, and shared memory within one."""
+"""The way of the bytes: the network between hosts, and shared memory within one."""
 
 import socket
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_only_what_other_hosts_need_goes_over_the_network():
     sent = sent_bytes() - before
     hosts = keras_hvd.cross_size()
     if keras_hvd.local_size() == keras_hvd.size():
-        # What others on the same network send counts as well.
+        # Other traffic on the same network counts as well.
         assert sent < TIMES * BYTES / 2
     else:
         # One rank at least of each host sends a part of the tensor to each other host,
@@ -37,6 +37,6 @@ def test_only_what_other_hosts_need_goes_over_the_network():
 
 
 def sent_bytes() -> int:
-    """What this host has sent so far, over all interfaces, as the kernel counts it."""
+    """The bytes that this host has sent so far, over all interfaces, by the kernel."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     return sum(int(line.split(":")[1].split()[8]) for line in lines)

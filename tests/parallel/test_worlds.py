@@ -1,4 +1,4 @@
-"""What was traced in one job and runs in the next: right there, or an error.
+"""Functions traced in one job that run in the next: they are right, or an error.
 
 A process may leave a job and join another one, and keeps its compiled functions, models
 and strategies. Here the ranks train in parts first, and then all together, or the other
@@ -33,18 +33,18 @@ def back_in_whole_job(counters) -> Iterator[None]:
 
 
 def join(members: list[int] | None) -> None:
-    """Leaves the job, and joins the one of these of the launched ranks; None: all."""
+    """Leaves the job, and joins one of these launched ranks; None: of all."""
     keras_hvd.shutdown()
     keras_hvd.init(comm=members)
 
 
 @pytest.fixture
 def part(rank, size) -> list[int]:
-    """The others of this rank in a job of some ranks: all but the last, or it alone."""
+    """The members of this rank's part of the job: all but the last, or it alone."""
     return [rank] if rank == size - 1 else [*range(size - 1)]
 
 
-# ---- Collectives and their gradients, each with what NumPy makes of all ranks' inputs
+# ---- Collectives and their gradients, each with NumPy's result for all ranks' inputs
 
 
 def rows_of(rank: int) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_a_broadcasts_gradient_is_for_who_is_the_root_now(rank, size):
     np.testing.assert_array_equal(step(), np.full((2, 1), 2 if rank == 0 else 0))
 
 
-# Which of them compile to a program that is only for a job of this size.
+# Those that compile to a program for a job of this size only.
 OF_ONE_SIZE = {"slices", "allgather", "reducescatter", "place"}
 
 
@@ -165,7 +165,7 @@ def test_a_compiled_program_is_right_or_says_where_it_was_compiled(
     assert before in str(raised.value)
     assert f"is run by rank {rank} of {size} of another job" in str(raised.value)
     assert "Trace it again" in str(raised.value)
-    # What the program had started has ended, and the job goes on.
+    # The collectives that the program had started have ended, and the job goes on.
     assert float(keras_hvd.allreduce(1.0, op=Sum)) == size
     join(part)
     np.testing.assert_allclose(step(), expected(part, rank), rtol=1e-6)
@@ -500,7 +500,7 @@ class Numbers(keras.utils.PyDataset):
 def read(data) -> int:
     if isinstance(data, keras.utils.PyDataset):
         return sum(1 for i in range(data.num_batches) if len(data[i]))
-    # Behind what a user's pipeline adds.
+    # Behind the steps of a user's pipeline.
     return sum(1 for _ in data.map(lambda element: element).batch(1).prefetch(1))
 
 

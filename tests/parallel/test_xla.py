@@ -43,7 +43,7 @@ def hlo(function: Callable, *args: tf.Tensor) -> str:
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=lambda dtype: dtype.name)
 def test_same_bits_as_without_xla(dtype, values, rank):
-    """Of all types, one program: each op alone, then a group and a broadcast."""
+    """One program for each type: each op alone, then a group and a broadcast."""
     ops = OPS[2:] if dtype == tf.bool else OPS
     x = tf.constant(values(dtype, (3, 5), rank), dtype)
 
@@ -116,7 +116,7 @@ def test_odd_names():
 
 
 def test_barrier(rank, several_ranks):
-    """Nobody passes it before rank 0, which is held up, is there."""
+    """No rank passes it before rank 0, which is held up, is there."""
     arrived = threading.Event()
 
     @compiled
@@ -217,7 +217,7 @@ def test_function_in_a_function(size):
 def test_compiled_functions_in_one_that_is_not(size):
     """Each holds a thread until it has ended, so that the ranks need one order.
 
-    With as many of them, and no order, the ranks held all their threads for others.
+    Without an order, as many calls as threads would hold all of them for others.
     """
     functions = [
         compiled(
@@ -277,7 +277,7 @@ def test_some_ranks_compile_and_some_do_not(rank, size):
 def test_one_program_in_two_threads(size):
     """A run that begins while one is under way is an error, on all ranks.
 
-    Which of the two another rank began first nobody knows.
+    No rank knows which of the two another rank began first.
     """
 
     @compiled
@@ -293,7 +293,7 @@ def test_one_program_in_two_threads(size):
             except tf.errors.FailedPreconditionError as error:
                 ends.append("by another call of the same op" in str(error))
 
-    # That they meet, and that not all do, is up to the scheduler.
+    # The scheduler decides which of them meet.
     seen_by = [False]
     while not all(seen_by):
         threads = [threading.Thread(target=run) for _ in range(2)]
@@ -362,7 +362,7 @@ def test_programs_that_differ(elements, rank, size):
     """The order of the starts is the program's on all ranks.
 
     Ordered by TensorFlow alone, the other ranks would start the last three first, and
-    XLA has them wait for the ends of some before it starts the others.
+    XLA makes them wait for the ends of some before it starts the others.
     """
 
     @compiled
@@ -437,7 +437,7 @@ def test_done_keeps_the_memory_that_start_was_given(collective):
 
 
 def test_gradients_are_reduced_where_they_are():
-    """Backprop's results are overwritten; what is needed as it was is copied."""
+    """Backprop's results are overwritten; tensors that are needed later are copied."""
 
     @compiled
     def step(x, w):
@@ -462,7 +462,7 @@ def test_gradients_are_reduced_where_they_are():
 
 
 def test_program_for_a_gpu():
-    """What XLA is given to compile for a GPU, where it fixes one order of all calls.
+    """The program that XLA gets for a GPU, where it fixes one order of all calls.
 
     Without a GPU TensorFlow has no ops for one, so that only ours are in it.
     """
@@ -494,7 +494,7 @@ def test_program_for_a_gpu():
 
 
 def profiled_collectives(folder: pathlib.Path) -> list[str]:
-    """What TensorFlow's profiler saw of collectives, in the order of time."""
+    """The collectives that TensorFlow's profiler saw, in the order of time."""
     space = xplane_pb2.XSpace()
     (file,) = folder.rglob("*.xplane.pb")
     space.ParseFromString(file.read_bytes())

@@ -1,4 +1,4 @@
-"""What tests of TFX share: examples, pipelines, and that nothing is left behind."""
+"""Fixtures of the tests of TFX: examples, pipelines, and a check for leftovers."""
 
 import dataclasses
 import importlib.util
@@ -25,11 +25,11 @@ from keras_hvd.tfx import Executor
 MODULES = pathlib.Path(__file__).parent / "modules"
 TRAINER_TYPE = "tfx.components.trainer.component.Trainer"
 
-# Every process of a test carries it, whoever its parent is by then.
+# Every process of a test carries it, even if its parent has changed.
 _MARK = "KERAS_HVD_TEST_MARK"
 
 
-# A shell that runs pytest in the background has it ignore interrupts, which tests send.
+# In the background of a shell pytest ignores interrupts, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -49,7 +49,7 @@ def _marked() -> dict[int, str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path, monkeypatch) -> Iterator[None]:
-    """No process, and no scratch folder, whatever came of the test."""
+    """No process, and no scratch folder, even if the test failed."""
     monkeypatch.setenv(_MARK, uuid.uuid4().hex)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -72,7 +72,7 @@ def network() -> types.ModuleType:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> "Workplace":
-    """Where the pipelines of a test file run: they share store and examples."""
+    """The place for the pipelines of a test file: they share store and examples."""
     made = Workplace(tmp_path_factory.mktemp("pipeline"))
     made.write_data()
     return made
@@ -80,7 +80,7 @@ def workplace(tmp_path_factory) -> "Workplace":
 
 @dataclasses.dataclass
 class Workplace:
-    """A pipeline's folders, and what its store has recorded."""
+    """A pipeline's folders, and the records of its store."""
 
     root: pathlib.Path
     rows: int = 101
@@ -109,7 +109,7 @@ class Workplace:
         (self.data / "rows.csv").write_text("\n".join(["a,b,c,y", *lines]))
 
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
-        """What CsvExampleGen has made of the data to train on, in its order."""
+        """The training data from CsvExampleGen, in its order."""
         (path,) = self.root.glob("pipeline/CsvExampleGen/examples/*/Split-train/*.gz")
         rows = []
         for record in tf.data.TFRecordDataset(str(path), "GZIP").as_numpy_iterator():
@@ -147,7 +147,7 @@ class Workplace:
         tfx.orchestration.LocalDagRunner().run(pipeline)
 
     def notes(self, name: str) -> pathlib.Path:
-        """A folder for what the ranks of a run note."""
+        """A folder for the notes of a run's ranks."""
         folder = self.root / f"notes-{name}"
         folder.mkdir(exist_ok=True)
         return folder
@@ -194,7 +194,7 @@ class Component:
         """Executes a module, given as its path or its text.
 
         Args:
-            module: its `run_fn` is called, or what the executor calls.
+            module: its `run_fn` is called, or another function, as the executor does.
             executor: the class.
             **properties: `num_ranks` and others.
         """

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on a rank: the execution fails, says why, and leaves nothing."""
+"""Faults of a rank: the execution fails, says why, and leaves nothing."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from keras_hvd.tfx.executor import TrainingFailedError
 
 @pytest.fixture
 def run(workplace, request):
-    """Runs the pipeline on two ranks; what they note goes to a folder of the test."""
+    """Runs the pipeline on two ranks; their notes go to a folder of the test."""
     notes = workplace.notes(request.node.name)
 
     def run():
@@ -35,7 +35,7 @@ def run(workplace, request):
 
 
 def failed(workplace) -> dict:
-    """What the store has of the last training: a failure, with nothing published."""
+    """Checks the store's last training: a failure, with nothing published."""
     execution = workplace.trainings()[-1]
     assert execution.last_known_state == metadata_store_pb2.Execution.FAILED
     events = workplace.store.get_events_by_execution_ids([execution.id])

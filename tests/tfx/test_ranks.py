@@ -1,4 +1,4 @@
-"""What a run_fn gets on each rank: FnArgs as TFX makes them, its part of the data."""
+"""The arguments of a run_fn on each rank: FnArgs as in TFX, its part of the data."""
 
 import json
 
@@ -13,7 +13,7 @@ DIRS = ("serving_model_dir", "eval_model_dir", "model_run_dir")
 
 @pytest.fixture(params=[2, 3])
 def noted(component, request):
-    """What each rank has noted, of everything that a Trainer may be given."""
+    """The notes of each rank, with all inputs that a Trainer may have."""
     component.add("schema", standard_artifacts.Schema, {"schema.pbtxt": ""})
     component.add("transform_graph", standard_artifacts.TransformGraph, {})
     component.add(
@@ -36,7 +36,7 @@ def test_what_ranks_get(component, noted):
 
 
 def check_fn_args(component, noted):
-    """They are those that TFX's own executor makes, but for folders of scratch."""
+    """They are the same as TFX's own executor makes, but for scratch folders."""
     expected = attrs.asdict(
         GenericExecutor()._GetFnArgs(
             component.inputs,
@@ -59,13 +59,13 @@ def check_fn_args(component, noted):
     assert len({each["serving_model_dir"] for each in noted}) == len(noted)
 
 
-# With what is left out where ranks read files of 5, 7 and 11 samples: the rank with
-# least decides how many batches of 3, or of 2, all have.
+# The samples of an epoch where ranks read files of 5, 7 and 11, some left out: the rank
+# with the fewest decides how many batches of 3, or of 2, all have.
 BY_FILE = {2: 9 + 7, 3: 5 + 6 + 6}
 
 
 def check_samples(component, samples):
-    """Each sample once an epoch, on one rank; as many steps on all."""
+    """Each sample once an epoch, on one rank; equally many steps on all."""
     rows = [*range(sum(component.FILES))]
     assert len(rows) % len(samples)
     seen = {

@@ -125,12 +125,12 @@ def test_a_retry_goes_on_with_the_search(workplace):
     assert len((notes / "trained-1").read_text().splitlines()) == 4
 
 
-# --- what is refused ----------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def search(component):
-    """Executes a module with a tuner_fn, and gives what was said of its failure."""
+    """Executes a module with a tuner_fn, and returns the message of its failure."""
 
     def run(body: str, ranks: int = 2) -> str:
         module = "import keras_hvd, keras_tuner\n" + body

@@ -1,4 +1,4 @@
-"""Which variables have TensorFlow use its pool, beside what the user has set."""
+"""The variables that make TensorFlow use its pool, beside the user's settings."""
 
 import mmap
 import os
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Makes this a machine of so many bytes; a small one unless told."""
+    """Makes this a machine of `size` bytes; a small one at first."""
 
     def set_to(size: int) -> None:
         pages = size // mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""What this version says that it is built with: the values, and Horovod's types."""
+"""The capabilities that this version reports: the values, and Horovod's types."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""What travels, and what comes back of it."""
+"""Tensors as they travel, and as they come back."""
 
 import numpy as np
 import pytest

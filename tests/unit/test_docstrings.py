@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say."""
+"""The examples in the docstrings have the results that they show."""
 
 import doctest
 import importlib
@@ -22,11 +22,11 @@ MODULES = [
     for module in pkgutil.walk_packages(keras_hvd.__path__, "keras_hvd.")
     if not module.name.endswith("__main__") and module.name not in NEED_TFX
 ]
-# Where users find names.
+# The modules where users find names.
 NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")
 
-# What every public name here does takes a job, processes or a library of its own, and
-# shows in the tests of these, or is done to Keras for good.
+# Each public name here takes a job, processes or a library of its own, and is tested
+# with these, or it changes Keras for good.
 WITHOUT_EXAMPLES = {
     "keras_hvd.build",
     "keras_hvd.data.readers.avro",

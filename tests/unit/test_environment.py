@@ -1,4 +1,4 @@
-"""environment.world() on what launchers leave in the environment, right and wrong.
+"""environment.world() on the variables of launchers, right and wrong.
 
 The variables are as recorded from Open MPI 4.1.4, MPICH 5.0.2 and Slurm 22.05, and Open
 MPI 5's and Horovod's as documented; tests/launch/test_launchers.py runs the launchers.
@@ -463,7 +463,7 @@ def test_shortens_a_job_name_that_the_engine_would_refuse():
     assert jobs[0] != jobs[1]
 
 
-# What launchers set that world() does not read, for the first of their processes.
+# Variables of launchers that world() does not read, for the first of their processes.
 UNREAD = {
     "PALS": {"PMI_RANK": "0", "PMI_SIZE": "2", "PALS_RANKID": "0", "PALS_APID": "a"},
     "MPI": {"PMI_RANK": "0", "PMI_SIZE": "2"},

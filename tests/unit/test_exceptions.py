@@ -1,4 +1,4 @@
-"""What the engine's result codes become, in Python and through TensorFlow's ops."""
+"""The exceptions for the engine's result codes, in Python and from TensorFlow's ops."""
 
 import pytest
 import tensorflow as tf

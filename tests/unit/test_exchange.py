@@ -1,4 +1,4 @@
-"""How the call of `run` gets to ranks of several hosts: what else can arrive there."""
+"""The call of `run` on its way to ranks of several hosts, and other connections."""
 
 import contextlib
 import os
@@ -25,10 +25,10 @@ HERE = {
     "KERAS_HVD_NETWORK_INTERFACES": "lo",
     "KERAS_HVD_INIT_TIMEOUT_SECONDS": "5",
 }
-# Larger than what travels at once.
+# Longer than the pieces in which it travels.
 CALL = os.urandom((3 << 20) + 7)
 LATEST = 20
-# For what is tried again, because a host has several addresses.
+# For calls that are tried again, because a host has several addresses.
 SOON = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": "0.2"}
 
 
@@ -41,7 +41,7 @@ def file(content: bytes = b""):
 
 @contextlib.contextmanager
 def serving(ranks: int = 2, **variables: str):
-    """An exchange with so many ranks."""
+    """An exchange with `ranks` ranks."""
     outcomes = [file() for _ in range(ranks)]
     with Exchange(file(CALL), outcomes, {**HERE, **variables}) as made:
         yield made, outcomes
@@ -53,7 +53,7 @@ def caller(made: Exchange, rank: int, size: int = 2, **variables: str) -> Caller
 
 
 def take_part(made: Exchange, rank: int, outcome: bytes, **variables: str) -> None:
-    """Does what a rank does."""
+    """Takes the call and hands over an outcome, as a rank does."""
     own = caller(made, rank, **variables)
     got = file()
     own.ask(got)
@@ -211,7 +211,7 @@ def test_an_outcome_that_is_none_is_a_lost_rank(sent):
 
 
 def await_lost(made: Exchange) -> None:
-    """Has the exchange serve what has arrived, in its order."""
+    """Makes the exchange serve the connections that have arrived, in their order."""
     with contextlib.suppress(RendezvousError):
         caller(made, 1).ask(file())
 

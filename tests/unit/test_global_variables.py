@@ -1,4 +1,4 @@
-"""What TensorFlow 1's sessions get, and what is said where there is none."""
+"""Errors of broadcast_global_variables: in TensorFlow 2, and without variables."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Which NCCL and NVTX are taken, and what is said of one that cannot be used."""
+"""The NCCL and NVTX that are taken, and the words about one that cannot be used."""
 
 import os
 import subprocess

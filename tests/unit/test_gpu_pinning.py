@@ -1,4 +1,4 @@
-"""Which GPU a rank gets, what is said of it, and that nothing is done without one."""
+"""The GPU that a rank gets, the words about it, and nothing without one."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ FREE, HIDDEN = Gpu(), Gpu(is_visible=False)
         pytest.param([FREE] * 4, (0, 1), {}, Choice(0, (0,), False), id="alone"),
         pytest.param([FREE] * 4, (3, 4), {}, Choice(3, (3,), False), id="all-visible"),
         pytest.param([FREE] * 4, (1, 2), {}, Choice(1, (1,), False), id="fewer-ranks"),
-        # Of mpirun and srun nobody knows whether it is the same GPU on all ranks.
+        # With mpirun and srun no rank knows whether it is the same GPU on all ranks.
         pytest.param([FREE], (3, 4), {}, Choice(None, (0,), False), id="one-each"),
         pytest.param(
             *([FREE], (3, 4), BY_KHVDRUN, Choice(None, (0,), True)), id="one-for-all"

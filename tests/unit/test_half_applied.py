@@ -27,7 +27,7 @@ def joined():
 
 @pytest.fixture
 def fail(monkeypatch):
-    """Has the job of this process fail, and the process join another one."""
+    """Makes the job of this process fail, and the process join another one."""
     epoch = basics.epoch()
 
     def fail():

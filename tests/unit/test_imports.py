@@ -1,5 +1,5 @@
-"""tests/imports: nobody looks for garbage while or in what is imported, and what Keras
-imports for others costs nothing until it is asked for."""
+"""tests/imports: imports collect no garbage, nor do collections walk through them, and
+Keras' imports for others cost nothing until they are asked for."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
-"""installed.py: where this copy of keras_hvd is from, which others there are, and whose
-TensorFlow it is."""
+"""installed.py: the origin of this copy of keras_hvd, other copies, and the origin of
+TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def install(packages, name="keras_hvd", version="0.1.0", module=None, **noted):
-    """What pip puts into a folder: the package, or its source's URL, and metadata."""
+    """Writes pip's files into a folder: package, or its source's URL, and metadata."""
     module = module or name
     info = packages / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)

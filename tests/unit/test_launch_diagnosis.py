@@ -1,4 +1,4 @@
-"""What a diagnosis makes of the kernel's files and of figures good and bad."""
+"""Diagnoses of the kernel's files, and of good and bad figures."""
 
 import os
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_reads_the_memory_limit(control_group, table, files, limit):
     control_group(table, files)
     assert limits.memory_limit() == limit
     if limit is not None:
-        # The files' pages that nobody uses do not count as used.
+        # Unused pages of files do not count as used.
         assert limits.free_memory() == limit - 200 * MEBIBYTE
     else:
         assert limits.free_memory() == pytest.approx(unlimited, rel=0.2)
@@ -227,7 +227,7 @@ def test_finds_no_leftovers(tmp_path):
 
 
 def figures(**changed) -> measurement.Figures:
-    """What a good machine with enough cores gives."""
+    """The figures of a good machine with enough cores."""
     usual = {
         "ranks": 2,
         "largest": 64 * MEBIBYTE,
@@ -310,7 +310,7 @@ TO_ITSELF = Node(number=0, count=2, ranks=1, rendezvous="127.0.0.1:29400")
 
 @pytest.fixture
 def speeds(tmp_path, monkeypatch):
-    """Interfaces that say how fast they are, in Mbit/s; the loopback one is used."""
+    """Interfaces that tell their speeds, in Mbit/s; the loopback one is used."""
     monkeypatch.setattr(network, "_INTERFACES", tmp_path)
     addresses = {"lo": ["127.0.0.1"], "ib0": ["192.0.2.7"], "veth1": ["192.0.2.8"]}
     monkeypatch.setattr(

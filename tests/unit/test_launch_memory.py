@@ -1,4 +1,4 @@
-"""What khvdrun says of a killed rank, by the kernel's log or else its counts."""
+"""khvdrun's words about a killed rank, by the kernel's log or else its counts."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What khvdrun reads in the output of ranks, however long their lines are."""
+"""khvdrun's reading of the output of ranks, also of very long lines."""
 
 import importlib
 import pkgutil
@@ -20,7 +20,7 @@ _PIECES = (
 
 
 def expressions() -> dict[str, re.Pattern]:
-    """All of modules that meet what users, files or other processes write."""
+    """All of the modules that read text of users, files or other processes."""
     found = {}
     for folder in ("launch", "report", "world.rendezvous", "timeline"):
         package = importlib.import_module(f"keras_hvd.{folder}")
@@ -75,7 +75,7 @@ def test_the_last_error_is_found_in_whatever_a_rank_writes():
     )
     assert last_error(b"1/9\r2/9\rOwnInterrupt\n") == "OwnInterrupt"
     assert last_error(b"NoErrors at all\n") == ""
-    # As many digits as int() does not take.
+    # More digits than int() takes.
     peer = b"RankFailedError: rank 1 (pid " + b"9" * 5000 + b" on a) has left\n"
     assert last_error(peer).startswith("RankFailedError")
 

@@ -55,7 +55,7 @@ def test_smooth():
 
 
 def test_logs_have_the_rate_that_an_epoch_was_trained_with():
-    """Whatever callback comes first: a plateau reduces it for the next epoch."""
+    """In either order of the callbacks: a plateau reduces it for the next epoch."""
     plateau = keras.callbacks.ReduceLROnPlateau(
         "loss", patience=1, factor=0.1, min_delta=9.0
     )

@@ -23,7 +23,7 @@ CALLS = {row: here for row, here in ROWS.items() if re.match(r"[\w.]+(\(|$)", ro
 OPTIONS = {row: here for row, here in ROWS.items() if row.startswith("-")}
 VARIABLES = {row: here for row, here in ROWS.items() if row.startswith("HOROVOD_")}
 
-# What Horovod 0.28.1 offers in horovod.tensorflow, .keras, their callbacks and elastic.
+# Horovod 0.28.1's names in horovod.tensorflow, .keras, their callbacks and elastic.
 HOROVODS_NAMES = """
 init shutdown is_initialized rank size local_rank local_size cross_rank cross_size
 is_homogeneous start_timeline stop_timeline mpi_threads_supported mpi_enabled mpi_built
@@ -101,7 +101,7 @@ class Public(dict):
 
 
 def horovods(call: str) -> inspect.Signature | None:
-    """The signature that a row gives; None for what is no function."""
+    """The signature that a row gives; None if it is no function."""
     if "(" not in call:
         return None
     scope = Public()
@@ -110,7 +110,7 @@ def horovods(call: str) -> inspect.Signature | None:
 
 
 def ours(call: str):
-    """What the package has under the name of a row."""
+    """The package's object under the name of a row."""
     path = call.split("(")[0].split(".")
     value = keras_hvd
     if len(path) == 2 and path[0] in ("optimizer", "tape", "ProcessSet"):

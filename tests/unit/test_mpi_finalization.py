@@ -1,4 +1,4 @@
-"""How a process ends that mpirun has started: without MPI_Finalize after a failure."""
+"""The end of a process of mpirun: without MPI_Finalize after a failure."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""native.py: its mirrors of the C API, and what it says when a library does not fit."""
+"""native.py: its mirrors of the C API, and its errors for libraries that do not fit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch, unopened):
 
 
 def put_build_info(folder, *tensorflows, version=__version__):
-    """As after builds of what is in the folder, against these tensorflow-cpu."""
+    """As after builds of the folder's libraries, against these tensorflow-cpu."""
     ops = {
         tensorflow.rpartition(".")[0]: {
             "tensorflow": tensorflow,

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer and its relatives refuse, and what one rank does."""
+"""Arguments that DistributedOptimizer and its relatives refuse, and one rank's use."""
 
 import copy
 import inspect

@@ -19,7 +19,7 @@ SETTINGS = [
     *(each for each in vars(settings).values() if isinstance(each, Setting)),
     *(row.metadata["setting"] for row in dataclasses.fields(settings.Settings)),
 ]
-# Of a rank's place, which has a table of its own.
+# A variable of a rank's place, which has a table of its own.
 ELSEWHERE = {"KERAS_HVD_REQUIRE_SIZE"}
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# Nobody gets a framework, Keras among them.
+# No importer gets a framework, Keras among them.
 ANYONE = """
 class Refused:
     def find_spec(self, name, path=None, target=None):

@@ -1,4 +1,4 @@
-"""settings.read() on Horovod's variables and ours: which counts, what it says."""
+"""settings.read() on Horovod's variables and ours: the one that counts, and errors."""
 
 import os
 import pathlib

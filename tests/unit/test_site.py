@@ -55,7 +55,7 @@ def site(tmp_path_factory) -> Path:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Of a core that it has for itself.
+    # CPU time: a minute on a core of its own.
     assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 60
     return folder
 
@@ -64,11 +64,11 @@ def pages(site: Path) -> list[str]:
     return sorted(each.relative_to(site).as_posix() for each in site.rglob("*.html"))
 
 
-# --- what is in it ------------------------------------------------------------------
+# --- its content --------------------------------------------------------------------
 
 
 def public_names() -> dict[str, object]:
-    """What the package and its public modules have, each under its first name."""
+    """The objects of the package and its public modules, each under its first name."""
     found = {each: getattr(keras_hvd, each) for each in keras_hvd.__all__}
     for each in SUBMODULES:
         module = found[each]
@@ -87,7 +87,7 @@ def public_names() -> dict[str, object]:
 
 
 def arguments() -> Iterator[tuple[str, inspect.Parameter]]:
-    """Those of the public functions and classes, but of exceptions and enumerations."""
+    """The arguments of public functions and classes, without exceptions and enums."""
     for name, value in public_names().items():
         is_class = inspect.isclass(value)
         if is_class and issubclass(value, (Exception, enum.Enum)):
@@ -203,7 +203,7 @@ def test_pages_ask_for_nothing_else_and_have_no_errors(address, browser, written
     page.on("request", lambda request: requests.append(request.url))
     page.on(
         "requestfailed",
-        # What is still loading when the next page is asked for is aborted.
+        # A request that is still loading when the next page is asked for is aborted.
         lambda each: (
             each.failure == "net::ERR_ABORTED"
             or complaints.append((page.url, each.url, each.failure))
@@ -234,7 +234,7 @@ def test_text_has_contrast(scheme, address, browser, written):
         palette = page.locator("body").get_attribute("data-md-color-scheme")
         assert palette == {"light": "default", "dark": "slate"}[scheme]
         rule = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-        # What surrounds the article is the same on every page.
+        # The surroundings of the article are the same on every page.
         part = None if each == START else "article"
         found = axe.run(page, context=part, options=rule).response
         assert found["passes"]

@@ -1,4 +1,4 @@
-"""What the code of callbacks shows of `stop_training`."""
+"""The traces of `stop_training` in the code of callbacks."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""keras_hvd.Strategy on one process: what it is made of, and what it refuses."""
+"""keras_hvd.Strategy on one process: its parts, and its refusals."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""What `python -m keras_hvd.timeline` makes of files, whole and cut."""
+"""The output of `python -m keras_hvd.timeline` for files, whole and cut."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Where the wheel is that the tests look at."""
+"""The path of the wheel to test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheels that `make wheel` has built: what they say, hold and need."""
+"""The wheels that `make wheel` has built: their metadata, content and needs."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENGINE = "libkeras_hvd.so"
 
 
-# What readelf calls it, and its loader.
+# readelf's name for it, and its loader.
 MACHINES = {
     "x86_64": ("Advanced Micro Devices X86-64", "ld-linux-x86-64.so.2"),
     "aarch64": ("AArch64", "ld-linux-aarch64.so.1"),
@@ -42,7 +42,7 @@ def wheel(request, architecture) -> pathlib.Path:
 
 @pytest.mark.parametrize("architecture", [platform.machine()], indirect=True)
 def test_the_readme_installs_it(wheel, tmp_path):
-    """Where TensorFlow is: that of this environment is not downloaded once more."""
+    """With this environment's TensorFlow, which is not downloaded once more."""
     readme = (CHECKOUT / "README.md").read_text()
     (command,) = re.findall(r"^pip (install .*)$", readme, re.M)
     (tmp_path / "dist").symlink_to(wheel.parent.resolve())
@@ -98,7 +98,7 @@ def test_it_has_one_engine_and_ops_for_each_tensorflow(native):
     assert names == {"build_info.json", "source", ENGINE, *ops}
     for minor, each in built.items():
         assert each["tensorflow"].startswith(f"{minor}.")
-    # The last is the one that is to be installed where there is none.
+    # The last one is to be installed where there is none.
     assert [*built] == sorted(built, key=lambda minor: int(minor.split(".")[1]))
 
 
@@ -132,7 +132,7 @@ def test_it_has_what_ops_are_built_from_and_no_tests(native):
 
 
 def test_it_has_the_modules_of_the_checkout(wheel):
-    """What the tests of the checkout show of them holds for the wheel."""
+    """So the results of the checkout's tests hold for the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         found = {
             name: archive.read(name)

@@ -1,7 +1,7 @@
-"""Collectives with their inputs on every rank, and what comes of them in NumPy.
+"""Collectives with their inputs on every rank, and their results by NumPy.
 
-All ranks make the same cases, and so each of them knows what the others give. Numbers
-are small and whole, so that sums and products are exact in every type and any order.
+All ranks make the same cases, and so each of them knows the others' inputs. Numbers are
+small and whole, so that sums and products are exact in every type and any order.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Case:
         return len(self.rows)
 
     def numbers(self, tensor: int, rank: int) -> np.ndarray:
-        """What a rank gives."""
+        """A rank's input."""
         dtype = self.dtypes[tensor]
         name = zlib.crc32(self.name.encode())
         chance = np.random.default_rng([self.seed, name, tensor, rank])
@@ -140,7 +140,7 @@ class Case:
         return numbers
 
     def output_rows(self, rank: int) -> int | None:
-        """The first dimension of a rank's results; None where the engine says it."""
+        """The first dimension of a rank's results; None where the engine tells it."""
         if self.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
             return None
         if self.kind is not Kind.REDUCESCATTER:
@@ -153,7 +153,7 @@ class Case:
         expected = self._expected(tensor, rank)
         found = decode(memory, dtype).reshape(-1, self.columns)
         tolerance = _TOLERANCE.get(dtype, 0) if self.kind in _REDUCING else 0
-        # Zeros of a sum of numbers that were rounded.
+        # A sum of rounded numbers may miss zero.
         np.testing.assert_allclose(
             *(found, expected),
             rtol=tolerance,
@@ -195,7 +195,7 @@ class Case:
         return after * function.reduce(scaled)
 
     def _scattered(self, rows: np.ndarray, rank: int) -> np.ndarray:
-        """As many rows to each rank, and the first ones one more."""
+        """A rank's rows: equally many on each, and one more on the first ones."""
         return np.array_split(rows, self.size)[rank]
 
 
@@ -214,7 +214,7 @@ def _adasum(vectors: list[np.ndarray]) -> np.ndarray:
 
 
 def ops(kind: Kind, dtype: Dtype, size: int) -> list[Op]:
-    """The reductions of a type over so many ranks."""
+    """The reductions of a type over `size` ranks."""
     if kind not in _REDUCING:
         return [Op.SUM]
     if dtype is Dtype.BOOL:
@@ -227,7 +227,7 @@ def ops(kind: Kind, dtype: Dtype, size: int) -> list[Op]:
 
 
 def scales(kind: Kind, dtype: Dtype, op: Op) -> Sequence[tuple[float, float]]:
-    """The scales that have a meaning whatever the numbers are."""
+    """The scales that have a meaning for any numbers."""
     if kind in _REDUCING and dtype.is_floating and op is not Op.ADASUM:
         return SCALES
     return SCALES[:1]
@@ -265,7 +265,7 @@ def all_cases(size: int) -> Iterator[Case]:
 
 def _special_cases(size: int) -> Iterator[Case]:
     floats = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT64, Dtype.FLOAT16)
-    # Of several megabytes, which NCCL does otherwise; groups; none; NaNs.
+    # Several megabytes, which NCCL handles otherwise; groups; no elements; NaNs.
     large = (300_000,) * size
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCESCATTER, Kind.BROADCAST):
         dtypes = (Dtype.FLOAT32,)

@@ -1,7 +1,7 @@
 """A GPU through the CUDA driver's C interface: its memory, streams and events.
 
-Of the driver it uses what the engine uses too, which is what the stand-ins of the tests
-without a GPU have; but for `free_bytes`.
+It uses the driver's functions that the engine uses too, as the stand-ins of the tests
+without a GPU have only these. `free_bytes` is the exception.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FUNCTIONS = {
 
 
 class CudaError(Exception):
-    """The driver refused something; the text says what."""
+    """The driver refused a call; the text names it."""
 
 
 class Gpu:
@@ -79,7 +79,7 @@ class Gpu:
         self._call("cuCtxPushCurrent_v2", self._context)
 
     def close(self) -> None:
-        """Gives the context back, and with it what was made in it."""
+        """Gives the context back, and with it all objects in it."""
         self._call("cuCtxPopCurrent_v2", ctypes.byref(_HANDLE()))
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
 
@@ -109,11 +109,11 @@ class Gpu:
         self._call("cuEventDestroy_v2", event)
 
     def record(self, event: int, stream: int) -> None:
-        """Marks the end of what is on a stream."""
+        """Marks the end of the work that is on a stream."""
         self._call("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """Has a stream wait for an event."""
+        """Makes a stream wait for an event."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def has_passed(self, event: int) -> bool:
@@ -130,7 +130,7 @@ class Gpu:
         return milliseconds.value / 1e3
 
     def synchronize(self, stream: int, seconds: float = 60) -> None:
-        """Waits until all that is on a stream has run."""
+        """Waits until all work on a stream has run."""
         event = self.new_event()
         self.record(event, stream)
         deadline = time.monotonic() + seconds
@@ -190,7 +190,7 @@ class Gpu:
         return free.value
 
     def addresses(self, *functions: str) -> list[int]:
-        """Where functions of the driver are, for those who call them from C."""
+        """The addresses of functions of the driver, for callers in C."""
         return [
             ctypes.cast(getattr(self._library, name), _HANDLE).value
             for name in functions

@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from keras_hvd.job import native  # noqa: E402
 
-# What a collective may take. Nothing here is slow; what takes longer hangs.
+# The time limit of a collective. None here is slow: one that takes longer hangs.
 PATIENCE_SECONDS = 60
 
 
@@ -63,7 +63,7 @@ class Dtype(enum.IntEnum):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The bytes of an element."""
         return (1, 1, 4, 8, 2, 2, 4, 8, 1, 4, 8, 1, 1)[self]
 
     @property
@@ -109,7 +109,7 @@ class Arena:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> int:
-        """The address of so many bytes."""
+        """The address of `size` new bytes."""
         with self._lock:
             address = self._start + self._taken
             self._taken += -(-size // 256) * 256
@@ -144,7 +144,7 @@ class Pending:
         engine.check(engine.library.khvd_submit(ctypes.byref(request)))
 
     def wait(self) -> None:
-        """Has what is put on the stream from now on run behind the collective."""
+        """Makes work put on the stream from now on run behind the collective."""
         self._await_enqueued()
         if self._with_end:
             self._await_end(self._request.stream)
@@ -183,7 +183,7 @@ class Engine:
     Args:
         library: its path.
         gpu: the device of this rank's tensors.
-        arena: where results come to be whose size is known late.
+        arena: memory for results whose size is known late.
         options: fields of khvd_options.
     """
 
@@ -205,7 +205,7 @@ class Engine:
         splits: Sequence[int] | None = None,
         **fields: object,
     ) -> Pending:
-        """Begins a collective behind what is on the stream."""
+        """Begins a collective behind the work on the stream."""
         request = self.request(kind, name, tensors, stream, **fields)
         if splits is not None:
             request.splits = (ctypes.c_int64 * len(splits))(*splits)
@@ -220,7 +220,7 @@ class Engine:
         stream: int,
         **fields: object,
     ) -> native.Request:
-        """What the C API is given for a collective, but for how its end is known."""
+        """The C API's request for a collective, without the callback of its end."""
         return native.Request(
             struct_size=ctypes.sizeof(native.Request),
             kind=kind,
@@ -259,13 +259,13 @@ class Engine:
         self.check(self.library.khvd_remove_process_set(number))
 
     def counters(self) -> native.Counters:
-        """What the engine has done."""
+        """The engine's counters."""
         counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
         self.check(self.library.khvd_get_counters(ctypes.byref(counters)))
         return counters
 
     def start_timeline(self, path: str) -> None:
-        """Has rank 0 write a timeline from now on."""
+        """Makes rank 0 write a timeline from now on."""
         self.check(self.library.khvd_start_timeline(path.encode(), 0))
 
     def shutdown(self) -> None:
@@ -280,7 +280,7 @@ class Engine:
         return address
 
     def check(self, code: int) -> None:
-        """Raises what a failed call means."""
+        """Raises the error of a failed call."""
         if code != 0:
             raise EngineError(f"code {code}: {self.library.khvd_last_error().decode()}")
 

@@ -1,4 +1,4 @@
-"""One rank of the tests of the C API: does what it is told, and says what came of it.
+"""One rank of the tests of the C API: it runs a task, and prints the result.
 
 `python rank.py PLAN`, where PLAN is JSON; the fields of `Plan`.
 """
@@ -23,7 +23,7 @@ _LOOP_ELEMENTS = 1 << 18
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What this rank is to do.
+    """The task of this rank.
 
     Args:
         task: a key of `TASKS`.
@@ -32,7 +32,7 @@ class Plan:
         nccl: the same of NCCL's.
         job: names the job.
         rank: this one.
-        size: of how many.
+        size: the number of ranks.
         device: number of its GPU.
         check: whether the engine compares results between ranks.
         steps: how many random ones.
@@ -64,7 +64,7 @@ class Rank:
         self.host = self.gpu.allocate_host(_ARENA_BYTES)
         self._host_taken = 0
         self.streams = [self.gpu.new_stream() for _ in range(2)]
-        # What this rank alone decides, and the others need not know.
+        # For decisions of this rank alone, which the others need not know.
         self.chance = random.Random(1000 * plan.seed + plan.rank)
         self.engine = Engine(
             plan.engine,
@@ -93,7 +93,7 @@ class Rank:
         self.gpu.close()
 
     def run(self, cases: Sequence[Case], process_set: int = 0, index: int = -1) -> None:
-        """Has some collectives under way together, and checks what comes of them.
+        """Runs some collectives at the same time, and checks their results.
 
         Args:
             cases: in the order of all ranks.
@@ -155,7 +155,7 @@ class Rank:
         tensors: Sequence[Tensor],
         pending: Pending,
     ) -> list[np.ndarray]:
-        """Has the results copied behind the collective."""
+        """Copies the results, behind the collective."""
         pending.wait()
         results = []
         for number, tensor in enumerate(tensors):
@@ -181,7 +181,7 @@ class Rank:
 
 
 def collectives(rank: Rank) -> None:
-    """All of them, a few at a time; then what ranks do with each other besides."""
+    """All of them, a few at a time; then other calls among the ranks."""
     size = rank.plan.size
     cases = list(all_cases(size))
     for start in range(0, len(cases), 4):
@@ -236,7 +236,7 @@ def steps(rank: Rank) -> None:
 
 
 def loop(rank: Rank) -> None:
-    """Reduces until a rank dies; says when this rank heard of it, and what."""
+    """Reduces until a rank dies; prints when this rank's call raised, and its error."""
     stream = rank.streams[0]
     address = rank.arena.take(4 * _LOOP_ELEMENTS)
     rank.gpu.fill(address, 0, 4 * _LOOP_ELEMENTS, stream)

@@ -39,10 +39,10 @@ def check_device(kind: str) -> None:
 
 
 def given(rank: int, dtype: tf.DType, rows: int) -> np.ndarray:
-    """What a rank gives: multiples of the number of ranks, at most 8 of all ranks.
+    """A rank's input: multiples of the number of ranks, at most 8 of all ranks.
 
-    So averages are whole, and the sum of any ranks is a number of float8, whatever the
-    order in which NCCL adds and rounds.
+    So averages are whole, and the sum of any ranks is a number of float8, in any order
+    in which NCCL adds and rounds.
     """
     size = keras_hvd.size()
     numbers = np.arange(3 * rows).reshape(rows, 3) + rank
@@ -50,7 +50,7 @@ def given(rank: int, dtype: tf.DType, rows: int) -> np.ndarray:
 
 
 def all_given(dtype: tf.DType, rows: list[int]) -> list[np.ndarray]:
-    """What all ranks give, as numbers that NumPy reckons with."""
+    """The inputs of all ranks, as numbers that NumPy computes with."""
     return [
         given(rank, dtype, count).astype(np.float64) for rank, count in enumerate(rows)
     ]
@@ -67,7 +67,7 @@ def require(result: tf.Tensor, expected: np.ndarray, kind: str) -> None:
 
 
 def collectives(dtype: tf.DType, how, kind: str) -> None:
-    """Each of them once; `how` makes a function of tensors what is called."""
+    """Each of them once; `how` wraps a function of tensors for the call."""
     rank, size = keras_hvd.rank(), keras_hvd.size()
     same, uneven = [size + 1] * size, [each + 1 for each in range(size)]
     numbers = all_given(dtype, same)
@@ -122,7 +122,7 @@ def training(jit_compile: bool) -> None:
 
 def main() -> None:
     kind = sys.argv[1]
-    # It has advice about functions that are made anew each time, as they are here.
+    # It warns of functions that are made anew each time, as they are here.
     tf.get_logger().setLevel("ERROR")
     keras_hvd.init()
     check_device(kind)

@@ -1,6 +1,6 @@
 """A rank for the tests of allocators: the page faults of a large allreduce in a graph.
 
-`late` has it use TensorFlow before it joins. Writes a line of JSON.
+With `late` it uses TensorFlow before it joins. Writes a line of JSON.
 """
 
 import json

@@ -19,7 +19,7 @@ from keras_hvd import exceptions
 from keras_hvd.job import native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
-# Of khvd_reduce_op.
+# Values of khvd_reduce_op.
 SUM, MAX = 1, 3
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     except keras_hvd.KerasHvdError as error:
         at = time.monotonic()
         note = {"type": type(error).__name__, "text": str(error), "at": at}
-        # A signal may end this rank at any time: there is all of it, or none.
+        # A signal may end this rank at any time: the record is complete, or not there.
         begun = record.with_suffix(".begun")
         begun.write_text(json.dumps(note))
         begun.rename(record)

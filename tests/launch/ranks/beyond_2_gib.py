@@ -1,6 +1,6 @@
 """A rank of two that sends more than 2 GiB to the other at once, by MPI, then by TCP.
 
-It compares results with NumPy's, and says what carried bytes each time.
+It compares results with NumPy's, and prints the transport that carried bytes each time.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from keras_hvd import exceptions
 from keras_hvd.job import native
 
 ELEMENTS = (22 << 30) // 10 + 1
-# What the inputs repeat: in no step of a power of two.
+# The period of the inputs, which is no power of two.
 PERIOD = 999_983
 ALLREDUCE, BROADCAST = 0, 2
 UINT8, SUM = 0, 1
@@ -26,7 +26,7 @@ def of(rank: int) -> np.ndarray:
 
 
 def parts(values: np.ndarray, repeated: np.ndarray) -> Iterator[tuple]:
-    """Small ones of the values, and what is to be in each."""
+    """Small parts of the values, each with its expected content."""
     for begin in range(0, ELEMENTS, PERIOD):
         part = values[begin : begin + PERIOD]
         yield part, repeated[: len(part)]

@@ -1,4 +1,4 @@
-"""A rank that carries out each collective across hosts, and says what carried bytes.
+"""A rank that runs each collective across hosts, and prints the bytes by transport.
 
 Results are compared with NumPy's. TensorFlow takes long to import.
 """
@@ -18,7 +18,7 @@ RANK, SIZE = keras_hvd.rank(), keras_hvd.size()
 
 
 def run(kind: int, *sizes: int, root: int = 0) -> None:
-    """Carries out one of whole numbers, of which all sums are exact."""
+    """Carries out a collective of whole numbers, whose sums are all exact."""
     asked = mixed.Collective(
         kind,
         name=f"{kind} of {sizes} from {root}",
@@ -32,7 +32,7 @@ def run(kind: int, *sizes: int, root: int = 0) -> None:
     mixed.run(asked)
 
 
-# Small ones, and of many messages.
+# Small tensors, and tensors of many messages.
 for elements in (3 * SIZE, 3000 * SIZE, 300_009 * SIZE):
     run(mixed.ALLREDUCE, elements)
     run(mixed.ALLGATHER, *[elements - 3 * rank for rank in range(SIZE)])

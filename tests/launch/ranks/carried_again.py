@@ -1,4 +1,4 @@
-"""A rank that joins its job several times, and says what carried bytes at each time."""
+"""A rank that joins its job several times, and prints the bytes by transport."""
 
 import ctypes
 import json

@@ -1,7 +1,8 @@
 """A rank of a job in which one fails, in a way that the first argument names.
 
-In a folder, the second argument, it notes when, and the others when they came to know
-and what, on the clock that all processes share. mpirun may lose their last output.
+In a folder, the second argument, it notes when. The others note when they came to know,
+and their errors. The clock is the one that all processes share. mpirun may lose the
+last output of ranks.
 """
 
 import json
@@ -21,7 +22,7 @@ FAILING = 1
 def note(what: str, text: str = "") -> None:
     """Writes a file of that name."""
     path = Path(sys.argv[2]) / f"{what}.json"
-    # mpirun may end this process at any time: there is all of it, or none.
+    # mpirun may end this process at any time: the note is complete, or not there.
     begun = path.with_suffix(".begun")
     begun.write_text(json.dumps([time.monotonic(), text]))
     begun.rename(path)

@@ -1,6 +1,6 @@
 """A rank for the tests of failures: trains with Keras' `fit` until something happens.
 
-With "--xla" before RECORDS it has the steps compiled by XLA.
+With "--xla" before RECORDS, XLA compiles the steps.
 
 It says "looping PID" once it trains, and notes in RECORDS/N.json which error ended it
 and when, on the clock that all processes of a machine share.
@@ -55,7 +55,7 @@ def main() -> None:
     except Exception as error:
         times = {"at": time.monotonic(), "cpu": time.process_time()}
         note = {"type": type(error).__name__, "text": str(error), **times}
-        # A signal may end this rank at any time: there is all of it, or none.
+        # A signal may end this rank at any time: the record is complete, or not there.
         begun = record.with_suffix(".begun")
         begun.write_text(json.dumps(note))
         begun.rename(record)

@@ -1,6 +1,6 @@
 """A rank for the tests of waiting: trains a little, then does nothing.
 
-It says "idle PID" and reads the pipe FOLDER/RANK until somebody has closed it.
+It says "idle PID" and reads the pipe FOLDER/RANK until the test has closed it.
 """
 
 import os

@@ -1,8 +1,8 @@
 """A rank for the measurement of how soon a death is known, one job after the other.
 
-It reads a job from each line of stdin and reduces in it until it is killed itself or
-hears of another one's death, whose moment it tells. What takes long, starting and
-touching memory, is done once.
+It reads a job from each line of stdin. It reduces in the job until it is killed itself
+or hears of another rank's death, and tells when that was. The slow parts, starting and
+touching memory, are done once.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import keras_hvd
 
 
 def reduce_until_the_end() -> dict:
-    """Reduces until a rank dies; tells when this rank's call raised, and what."""
+    """Reduces until a rank dies; returns the time and text of this rank's error."""
     step = 0
     try:
         while True:

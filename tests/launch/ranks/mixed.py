@@ -1,8 +1,8 @@
 """A rank for the tests under faults: random collectives, each checked with NumPy.
 
-What a step asks for follows from the seed alone, the same on all ranks; the order in
-which a rank asks for it is its own. It says "looping PID" before it joins the job, and
-at the end how many wakes were lost; it notes in RECORDS/N.json which error ended it and
+The seed alone decides the collectives of a step, the same on all ranks. Each rank asks
+for them in an order of its own. It says "looping PID" before it joins the job, and at
+the end how many wakes were lost. It notes in RECORDS/N.json which error ended it and
 when, on the clock that all processes of a machine share.
 
 With --engine FOLDER the libraries are those of a build with faults (see
@@ -41,8 +41,8 @@ DTYPES = [
 ]
 # Floats that are reduced in float32.
 NARROW = (DTYPES[4], DTYPES[5], DTYPES[11], DTYPES[12])
-# Of equal numbers, which zeros of both signs are, the first one stays: NumPy's own
-# minimum and maximum take whichever the processor does.
+# Of equal numbers, which zeros of both signs are, the first one stays. With NumPy's own
+# minimum and maximum that depends on the processor.
 REDUCE = {
     MIN: lambda first, second: np.where(second < first, second, first),
     MAX: lambda first, second: np.where(first < second, second, first),
@@ -52,7 +52,7 @@ REDUCE = {
 
 @dataclass
 class Collective:
-    """What all ranks ask for; the shapes are those of this request's tensors."""
+    """A request of all ranks; the shapes are those of its tensors."""
 
     kind: int
     name: str
@@ -68,7 +68,7 @@ class Collective:
     in_place: bool = False
 
     def input(self, rank: int, tensor: int) -> np.ndarray:
-        """What a rank gives; any rank can tell."""
+        """A rank's input, which every rank can compute."""
         size = self.sizes[rank if self.kind == ALLGATHER else tensor]
         if self.kind == ALLTOALL:
             size = sum(self.splits(rank))
@@ -81,11 +81,11 @@ class Collective:
         return numbers.standard_normal(size, np.float32).astype(self.dtype)
 
     def splits(self, rank: int) -> list[int]:
-        """How many elements of an alltoall a rank gives to each."""
+        """The numbers of elements that a rank sends to each in an alltoall."""
         return self.sizes[rank * self.ranks : (rank + 1) * self.ranks]
 
     def expected(self, tensor: int, rank: int) -> np.ndarray:
-        """What a rank must get, to the bit."""
+        """The result that a rank must get, to the bit."""
         if self.kind == BROADCAST:
             return self.input(self.root, tensor)
         inputs = [self.input(peer, tensor) for peer in range(self.ranks)]
@@ -108,8 +108,8 @@ class Collective:
         """The elements in the order of the ranks, narrow floats in float32.
 
         Of several hosts with several ranks, each host's come first. They leave it in
-        their own type, and averages of narrow floats already divided. What is not
-        narrow is then taken in pairs: the first half of the hosts, and the others.
+        their own type, and averages of narrow floats already divided. Wider types are
+        then taken in pairs: the first half of the hosts, and the others.
         """
         wide = self.dtype
         if self.dtype in NARROW:
@@ -138,7 +138,7 @@ class Collective:
         return functools.reduce(REDUCE.get(self.op, np.add), inputs)
 
     def combined_in_pairs(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Of a power of two of hosts, as all layouts of this test have."""
+        """For a power of two of hosts, as all layouts of this test have."""
         if len(inputs) == 1:
             return inputs[0]
         middle = len(inputs) // 2
@@ -149,7 +149,7 @@ class Collective:
         return self.dtype in NARROW and 1 < self.local_ranks < self.ranks
 
     def leaving(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """What leaves a host."""
+        """The result of a host, as it leaves it."""
         result = self.combined(inputs)
         if self.op == AVERAGE and self.divides_early():
             result = result / np.asarray(self.ranks, result.dtype)
@@ -157,7 +157,7 @@ class Collective:
 
 
 def collectives(seed: int, step: int, ranks: int, local_ranks: int) -> list[Collective]:
-    """What a step asks for: one to six collectives, with names of earlier steps."""
+    """The requests of a step: one to six, with names of earlier steps."""
     chance = random.Random(f"{seed} {step}")
     names = chance.sample(range(20), chance.randint(1, 6))
     return [
@@ -269,7 +269,7 @@ def run_step(seed: int, step: int) -> None:
     engine = native.engine()
     codes = []
     for place, each in enumerate(pending):
-        # khvd_run waits: what is asked for later must not be what others wait for.
+        # khvd_run waits: others must not wait for a later request.
         waits = place == len(pending) - 1 and own.random() < 0.5
         call = engine.khvd_run if waits else engine.khvd_submit
         code = call(ctypes.byref(each.request))
@@ -290,7 +290,7 @@ def lost_wakes() -> int:
 
 
 def set_faults(options: argparse.Namespace) -> None:
-    """Sets what the engine reads; each rank has delays of its own."""
+    """Sets the engine's variables; each rank has delays of its own."""
     rank = int(os.environ["KERAS_HVD_RANK"])
     faults = {"SEED": 1000 * options.seed + rank, "DELAY_MICROSECONDS": options.delay}
     if rank == options.culprit:

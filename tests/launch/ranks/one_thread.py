@@ -1,8 +1,8 @@
 """A rank whose TensorFlow has one thread to run ops in; others are held up.
 
 In each step rank 0 has a collective and, beside it, an op that writes to a pipe in
-FOLDER. Rank 1 gives its part only once it has read that: were the thread held by the
-collective, nobody would ever go on.
+FOLDER. Rank 1 begins only once it has read that: if the collective held the thread,
+neither would ever go on.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def step_with(collective: Callable, name: str, is_first: bool) -> Callable:
-    """The collective and the other op; the thread gets one of them first."""
+    """A step of the collective and the other op, one of them first in the thread."""
 
     def step(values, pipe):
         if is_first:
@@ -84,7 +84,7 @@ def training(columns: int) -> None:
         return tape.gradient(loss, weights)
 
     values = tf.constant(1.0 + keras_hvd.rank())
-    # Of each rank's factor, 1 and 2, the mean.
+    # 1.5 is the mean of the ranks' factors, 1 and 2.
     for result, expected in zip(held_up(step, values), (6, 3, 2), strict=True):
         np.testing.assert_array_equal(result, np.full([2, columns], 1.5 * expected))
 

@@ -1,4 +1,4 @@
-"""A rank that says where it is, and whether it imported mpi4py."""
+"""A rank that prints its place, and whether it imported mpi4py."""
 
 import json
 import socket

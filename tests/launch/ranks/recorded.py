@@ -1,7 +1,7 @@
 """A rank for the tests of recordings: trains on digits, rank 1 later than the others.
 
-Then they wait until rank 0 gets a line, and rank 1 kills itself. Rank 0 writes what the
-recording has after that.
+Then they wait until rank 0 gets a line, and rank 1 kills itself. Rank 0 writes the
+content of the recording after that.
 """
 
 import os

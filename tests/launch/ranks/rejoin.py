@@ -1,6 +1,6 @@
-"""Joins and leaves again and again, with the same compiled functions: what it takes.
+"""Joins and leaves again and again, with the same compiled functions.
 
-Prints, as JSON, what rank 0 has of descriptors, threads, mappings and memory (in KiB)
+Prints, as JSON, rank 0's numbers of descriptors, threads, mappings and KiB of memory,
 after a tenth of the jobs and after all of them.
 """
 

@@ -2,10 +2,10 @@
 
 `python saving.py FOLDER WAY MOMENT`, where WAY is "optimizer" or "strategy", and MOMENT
 when the others know of the death: "between" two steps, or "within" one. Rank 0 saves
-after each step. Each survivor notes in FOLDER/N.json what ended its `fit`, which other
-ways of saving were refused then, and whether any file has come or changed since the
-last step that all made. Then the survivors join a job of their own, and note what may
-be saved before and after its variables have got values of the last file.
+after each step. Each survivor notes in FOLDER/N.json the error that ended its `fit`,
+which other ways of saving were refused then, and whether any file has come or changed
+since the last step that all made. Then the survivors join a job of their own, and note
+which ways are refused before and after its variables have got values of the last file.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Dies(keras.callbacks.Callback):
         self.before: dict[str, str] = {}
 
     def note_saved(self, batch: int, logs: dict | None = None) -> None:
-        """Behind what saves: a step that all ranks have made may be saved."""
+        """Comes behind the saving callback: a step that all ranks made may be saved."""
         if batch < LAST:
             self.before = files(self.folder)
 
@@ -75,7 +75,7 @@ def model() -> keras.Model:
 
 
 def refused(trained: keras.Model, folder: Path) -> list[str]:
-    """Names of the ways of saving that raise what they should."""
+    """Names of the ways of saving that raise the right error."""
     path = str(folder / "model")
     checkpoint = tf.train.Checkpoint(model=trained)
     ways = {
@@ -101,7 +101,7 @@ def refused(trained: keras.Model, folder: Path) -> list[str]:
 
 
 def next_job() -> None:
-    """Has the survivors join a job without rank 1."""
+    """Makes the survivors join a job without rank 1."""
     rank, size = int(os.environ["KERAS_HVD_RANK"]), int(os.environ["KERAS_HVD_SIZE"])
     for name in ("RANK", "LOCAL_RANK"):
         os.environ[f"KERAS_HVD_{name}"] = str(rank - (rank > 1))
@@ -116,10 +116,10 @@ def state(trained: keras.Model) -> list[keras.Variable]:
 
 
 def note_next_job(note: dict, trained: keras.Model, folder: Path) -> None:
-    """What is refused in the next job, and when no longer."""
+    """Notes the ways of saving that the next job refuses, and when it allows them."""
     rank = keras_hvd.rank()
     note["refused in the next job"] = refused(trained, folder)
-    # Its weights are assigned, to what a half applied step makes of them.
+    # Assigns its weights, as a half applied step does.
     zeros = [tf.zeros_like(each) for each in trained.trainable_variables]
     try:
         trained.optimizer.apply(zeros, trained.trainable_variables)

@@ -1,4 +1,4 @@
-"""A rank whose step takes a known time; it notes in a folder what it reduced.
+"""A rank whose step takes a known time; it notes its reductions in a folder.
 
 The time is 0.05 s for each rank, and half as much again where gradients are reduced.
 """

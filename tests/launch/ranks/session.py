@@ -38,7 +38,7 @@ if __name__ == "__main__":
         train()
     except Exception as error:
         note = {"type": type(error).__name__, "text": str(error)}
-        # A signal may end this rank at any time: there is all of it, or none.
+        # A signal may end this rank at any time: the record is complete, or not there.
         begun = record.with_suffix(".begun")
         begun.write_text(json.dumps(note | {"at": time.monotonic()}))
         begun.rename(record)

@@ -1,7 +1,7 @@
 """A rank for the tests of trackers: trains under each of them, in the current folder.
 
-Everything here is what a script has: only rank 0 starts a run, and only its `fit`
-gets the tracker's callback.
+It does what a script does: only rank 0 starts a run, and only its `fit` gets the
+tracker's callback.
 """
 
 from pathlib import Path

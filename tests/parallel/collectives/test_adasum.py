@@ -19,7 +19,7 @@ TOLERANCES = {
 
 @pytest.fixture
 def power_of_two(size):
-    """Skips what other numbers of ranks are refused."""
+    """Skips a test on other numbers of ranks, which Adasum refuses."""
     if size & (size - 1):
         pytest.skip("needs 1, 2, 4, 8... ranks")
 

@@ -110,7 +110,7 @@ def test_a_group_of_uneven_rows(run, values, rank, size):
 
 
 def test_gradient_of_a_group(run, rank, size):
-    """Of floating results alone, used or not."""
+    """Only floating results have one, used or not."""
     weights = np.arange(2.0 * size, dtype=np.float32) + 1
 
     @run

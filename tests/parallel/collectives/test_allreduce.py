@@ -24,10 +24,10 @@ each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 
 def reduced(inputs, op, prescale=1.0, postscale=1.0):
-    """What the ranks' `inputs` make: each host's first, then the hosts', in pairs.
+    """The result of the ranks' `inputs`: each host's first, then the hosts', in pairs.
 
-    If what leaves a host is an 8- or 16-bit float, it is rounded to it, and hosts are
-    taken in their order. An average has been divided by then, so that it fits.
+    An 8- or 16-bit float is rounded when it leaves a host, and hosts are taken in their
+    order. An average has been divided by then, so that it fits.
     """
     hosts = inputs_of_hosts(inputs)
     dtype = inputs[0].dtype
@@ -59,14 +59,14 @@ def reduced_in_pairs(inputs, op, postscale=1.0):
 
 
 def inputs_of_hosts(inputs):
-    """Divides all ranks' inputs by their hosts, of which tests/on_hosts.py says."""
+    """Divides all ranks' inputs by their hosts, which tests/on_hosts.py tells."""
     counts = os.environ.get("KERAS_HVD_TEST_HOSTS", str(len(inputs))).split()
     ends = np.cumsum([int(count) for count in counts])
     return [inputs[end - int(count) : end] for count, end in zip(counts, ends)]
 
 
 def reduced_at_once(inputs, op, prescale=1.0, postscale=1.0):
-    """What `inputs` make, taken in their order.
+    """The result of `inputs`, taken in their order.
 
     8- and 16-bit floats are combined in float32 and scaled integers in float64;
     integers are rounded towards zero, and scaled ones end at their type's limits.
@@ -100,7 +100,7 @@ def reduced_at_once(inputs, op, prescale=1.0, postscale=1.0):
 
 
 # A NaN of any rank is one of the result. Of equal numbers, as zeros of both signs are,
-# the first one stays: NumPy's own take whichever the processor does.
+# the first one stays. With NumPy's own functions that depends on the processor.
 def smaller(first, second):
     return np.where((second < first) | (second != second), second, first)
 
@@ -291,7 +291,7 @@ def test_compression(name, run, rank, size):
 
 
 class Sketch:
-    """Of a user: keeps every other element, and gives those twice."""
+    """A user's compressor, which keeps every other element, and returns those twice."""
 
     @staticmethod
     def compress(tensor):
@@ -415,7 +415,7 @@ def test_gradient_of_a_group(run, rank, size):
         with tf.GradientTape() as tape:
             tape.watch([x, y])
             first, _, second = keras_hvd.grouped_allreduce([x, number, y], op=Sum)
-            # What one rank alone leaves out of its loss has a gradient of zero there.
+            # A tensor that a rank leaves out of its loss has a gradient of zero there.
             loss = tf.reduce_sum(first) * (rank + 1)
             if rank == 0:
                 loss += tf.reduce_sum(tf.cast(second * second, tf.float32))
@@ -673,7 +673,7 @@ def test_the_same_call_in_two_threads_is_an_error(call, size, several_ranks):
         except wrong as error:
             ends.append("by another call of the same op" in str(error))
 
-    # That they meet is up to the scheduler.
+    # The scheduler decides whether they meet.
     while True not in ends:
         ends.clear()
         threads = [threading.Thread(target=run) for _ in range(2)]

@@ -18,7 +18,7 @@ def assert_same(result, expected):
 
 
 def parts_for(rank, inputs, splits):
-    """What all ranks' `inputs` hold for one rank."""
+    """The rows for one rank in all ranks' `inputs`."""
     starts = [np.cumsum([0, *of_peer]) for of_peer in splits]
     parts = [
         tensor[start[rank] : start[rank + 1]]
@@ -70,7 +70,7 @@ def test_ranks_that_give_different_numbers_of_rows_evenly(rank, size):
 
 
 def test_as_much_received_as_given(run, rank, size):
-    """Which is what a compiled program can do: every rank shifts its rows around."""
+    """As a compiled program can do it: every rank shifts its rows around."""
     splits = [[0] * size for _ in range(size)]
     for peer in range(size):
         splits[peer][(peer + 1) % size] = 2
@@ -94,7 +94,7 @@ def test_as_much_received_as_given(run, rank, size):
         [splits[peer][getter] for peer in range(size)] for getter in range(size)
     ]
     np.testing.assert_array_equal(received, backwards[rank])
-    # What each rank's weights say about the rows that came from here, back in place.
+    # Each rank's weights for the rows that came from here, back in place.
     weights = [np.arange(3.0)[:, None] + 10 * peer for peer in range(size)]
     np.testing.assert_array_equal(gradient, parts_for(rank, weights, backwards))
 
@@ -152,7 +152,7 @@ def test_in_a_function_of_unknown_shapes(values, rank, size):
         (lambda size: [-1] + [5] * (size - 1), "a split is negative: -1"),
         (lambda size: [4] * (size + 1), "one number for each rank"),
         (lambda size: [], "one number for each rank"),
-        # Whose lower 32 bits are right.
+        # The lower 32 bits are right.
         (lambda size: [2**32 + 4] + [4] * (size - 1), "do not add up"),
         (lambda size: np.int64([2**32 + 4] + [4] * (size - 1)), "do not add up"),
         (lambda size: np.int64([4] * (size - 1) + [4 - 2**32]), "is negative: -42949"),

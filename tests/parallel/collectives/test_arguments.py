@@ -1,7 +1,7 @@
 """Arguments that are wrong on one rank, or differ between ranks, of every collective.
 
-What is wrong raises before anything is sent, so that the other ranks only wait until
-the rank comes with what is right. What differs raises on all of them.
+A wrong argument raises before anything is sent, so that the other ranks only wait until
+the rank comes with a right one. An argument that differs raises on all of them.
 """
 
 import inspect
@@ -57,7 +57,7 @@ NO_NUMBER = [
 INFINITE = [
     (-math.inf, ValueError, "scale_factor must be finite for int32 tensors; got -inf"),
 ]
-# By argument: values, what they raise, and what that says.
+# By argument: values, the errors that they raise, and the errors' text.
 WRONG = {
     "tensor": [
         (["text"], TypeError, "got string"),
@@ -95,7 +95,7 @@ WRONG = {
         ("0", TypeError, "root_rank must be a whole number; got '0'"),
         (-1, NO_ROOT, "root_rank -1"),
         (1000, NO_ROOT, "root_rank 1000"),
-        # Of which the lower 32 bits, and 64, are a rank.
+        # The lower 32 bits, and 64, are a rank.
         (2**32, keras_hvd.MismatchError, "root_rank 4294967296 is not in 0"),
         (2**64, keras_hvd.MismatchError, "root_rank 18446744073709551616 is not in 0"),
     ],
@@ -144,7 +144,7 @@ WRONG_HERE = {
     ("grouped_reducescatter", "postscale_factor"): [*NO_NUMBER, *INFINITE],
     ("reducescatter", "op"): [*WRONG["op"], (Max, ValueError, "Sum or .*Average")],
     ("grouped_reducescatter", "op"): [(Min, ValueError, "Sum or .*Average")],
-    # What cannot be pickled is an error on all ranks: see test_objects.py.
+    # An object that cannot be pickled is an error on all ranks: see test_objects.py.
     ("allgather_object", "obj"): [],
     ("broadcast_object", "obj"): [],
 }
@@ -161,13 +161,13 @@ def arguments_of(function):
 
 
 def without_arguments(call, arguments):
-    """A call of which TensorFlow sees no argument: it would make tensors of some."""
+    """A call without arguments, of which TensorFlow would make some tensors."""
     return lambda: call(**arguments)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_wrong_ones_on_one_rank(function, way, run, rank, size):
-    """All that can be wrong, one after another; then it does as the others do."""
+    """Each wrong value, one after another; then it calls it as the others do."""
     if function in OF_OBJECTS and way != "eager":
         pytest.skip("Python objects are sent when a function is traced")
     call, right = getattr(keras_hvd, function), right_arguments(size)[function]
@@ -274,7 +274,7 @@ def test_a_difference_is_an_error_on_every_rank(name, run, several_ranks, rank, 
     def step():
         return getattr(keras_hvd, function)(**arguments)
 
-    # Of those that have come by then in their order; the last one differs.
+    # The ranks that have come by then are named in their order; the last one differs.
     with pytest.raises(Mismatch, match=f"ranks? .*: .*{text}") as error:
         run(step)()
     assert f"; rank {size - 1}: " in str(error.value)

@@ -1,4 +1,4 @@
-"""barrier: nobody passes before all have come."""
+"""barrier: no rank passes before all have come."""
 
 import mmap
 import os

@@ -1,7 +1,7 @@
 """Gradients of every differentiable collective, against differences.
 
-All ranks know all ranks' inputs, and so what the sum of their losses is. Its numerical
-derivatives, by Horovod's factor, are what each rank's tape gives for its own input.
+All ranks know all ranks' inputs, and so the sum of their losses. Its numerical
+derivatives, times Horovod's factor, are each rank's gradients for its own input.
 """
 
 import numpy as np
@@ -31,11 +31,11 @@ def slices(x):
 
 
 def splits(place, members):
-    """Of at most as many rows as there are: two for each member."""
+    """Splits of up to two rows for each member, at most all of the input's."""
     return [(place + getter) % 3 for getter in range(members)]
 
 
-# What becomes of a vector of two elements for each member; every rank's own place.
+# Collectives of a vector `x` with two elements for each member of the set `s`.
 EVEN = {
     "sum": lambda x, s: keras_hvd.allreduce(
         x, op=Sum, prescale_factor=0.5, postscale_factor=3.0, process_set=s
@@ -92,7 +92,7 @@ EMPTY = {
 }
 
 
-# Which power of the number of members Horovod's gradients are multiplied by.
+# The power of the number of members by which Horovod multiplies gradients.
 FACTORS = {
     "broadcast": -1,
     "gather": -1,
@@ -118,7 +118,7 @@ def loss(results, place):
 
 
 def linear_loss(results, place):
-    """One whose gradient asks for no result."""
+    """A loss whose gradient needs no result."""
     results = [each for each in tf.nest.flatten(results) if each.dtype == tf.float64]
     return (place + 1.0) * tf.add_n([tf.reduce_sum(result) for result in results])
 
@@ -141,7 +141,7 @@ def expected(name, process_set):
     [by_tape], [numerical] = tf.test.compute_gradient(mean_loss, [tf.constant(inputs)])
     own = numerical.reshape(inputs.shape)[process_set.rank()] * process_set.size()
     own *= float(process_set.size()) ** FACTORS.get(name, 0)
-    # What this rank's tape says of the others' inputs is nothing.
+    # This rank's tape has nothing for the others' inputs.
     np.testing.assert_allclose(by_tape.sum(), own.sum(), rtol=1e-6)
     return own
 
@@ -189,7 +189,7 @@ def test_the_same_under_xla(of_results, process_set, counters):
         np.testing.assert_allclose(result, eager, rtol=1e-9)
 
 
-# No rank may leave out a collective that others wait for, because it can do without.
+# No rank may leave out a collective that it does not need, since others wait for it.
 
 
 def agree(of_rank, process_set):
@@ -198,7 +198,7 @@ def agree(of_rank, process_set):
 
 
 def collectives_behind(tensor):
-    """What a session runs for it."""
+    """The collectives that a session runs for a tensor."""
     needed = tf.compat.v1.graph_util.extract_sub_graph(
         tensor.graph.as_graph_def(), [tensor.op.name]
     )

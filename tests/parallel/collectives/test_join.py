@@ -44,7 +44,7 @@ def test_in_a_function_it_joins_when_it_runs(rank, size):
         assert (last.dtype, after) == (tf.int32, size)
         assert last == size - 1
         steps = [peer + 1.0 for peer in range(size)]
-        # What ranks call "before" comes after their steps, whatever the others do.
+        # A rank's "before" comes after its own steps, even if others still make steps.
         assert total == sum(sum(steps[number + 1 :]) for number in range(rank))
         assert before == sum(steps)
 
@@ -137,7 +137,7 @@ WRONG = {
     "max": lambda: keras_hvd.grouped_allreduce([1.0], op=Max),
     "product": lambda: keras_hvd.allreduce(1.0, op=Product),
     "from the last": lambda: keras_hvd.broadcast(1.0, keras_hvd.size() - 1),
-    # Of three ranks there is no Adasum.
+    # Three ranks have no Adasum.
     "adasum": lambda: keras_hvd.allreduce(
         1.0, op=Max if keras_hvd.size() == 3 else Adasum
     ),

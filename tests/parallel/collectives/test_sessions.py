@@ -1,4 +1,4 @@
-"""Graphs and sessions of TensorFlow 1, where only what is asked for runs."""
+"""Graphs and sessions of TensorFlow 1, where only the ops that are asked for run."""
 
 import keras
 import numpy as np

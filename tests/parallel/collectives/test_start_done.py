@@ -1,4 +1,4 @@
-"""Allreduces whose starts return at once and that one op ends: gradients on GPUs."""
+"""Allreduces with starts that return at once and one op that ends them, as on GPUs."""
 
 import gc
 import os
@@ -55,7 +55,7 @@ def test_equals_allreduces(op, run, given):
         )
         for result, other in zip(results, expected, strict=True):
             assert result.tobytes() == other.tobytes()
-        # What was given is somebody else's still.
+        # The inputs belong to the caller still.
         for tensor, array in zip(flat(buckets), flat(tensors_of(given)), strict=True):
             assert tensor.tobytes() == array.tobytes()
 
@@ -75,7 +75,7 @@ def test_of_a_process_set(size, rank):
 
 
 def test_gradients_of_several_buckets(rank, size):
-    """Each rank's are those of all ranks' losses."""
+    """Each rank's gradients are those of all ranks' losses."""
     inputs = [tf.constant([1.0 + i, 2.0]) for i in range(3)]
 
     @tf.function
@@ -147,7 +147,7 @@ def test_without_done_nothing_is_lost(size):
 
 
 def test_without_done_in_a_function(size):
-    """A start of which nobody wants the end is a collective all the same."""
+    """A start without a done is a collective all the same."""
 
     @tf.function
     def step():

@@ -8,7 +8,7 @@ from element_types import MOVED
 import keras_hvd
 from keras_hvd import Sum
 
-# Which TensorFlow has few ops of, and XLA none.
+# TensorFlow has few ops for these, and XLA none.
 STORED_AS_INTEGERS = [
     tf.qint8,
     tf.quint8,
@@ -82,7 +82,7 @@ def test_reductions_name_what_they_take(dtype, size):
 
 
 def test_gradients_of_complex_numbers(run, rank, size):
-    """Of each collective on its own: the sum of squares of what it gives."""
+    """For each collective on its own; the loss is the sum of its results' squares."""
     moves = [
         keras_hvd.allgather,
         keras_hvd.alltoall,

@@ -1,4 +1,4 @@
-"""Numbered samples, in memory and in files, and what all ranks read of them."""
+"""Numbered samples, in memory and in files, and functions that read them."""
 
 import shutil
 from collections import Counter
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_hvd
 
-# Of the files in `folder`.
+# The samples of each file in `folder`.
 SAMPLES = (3100, 2400, 1900, 1300, 800, 400, 100)
 
 
@@ -94,5 +94,5 @@ def write_into(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def numbers() -> Callable[[tf.Tensor], tf.Tensor]:
-    """What makes a number of a record."""
+    """A function that turns a record into its number."""
     return lambda record: tf.strings.to_number(record, tf.int64)

@@ -1,4 +1,4 @@
-"""distribute: every sample once, in batches of each rank's share, as many on all."""
+"""distribute: every sample once, in equally many batches of each rank's share."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""even: the same number of steps on all ranks, whatever each of them has."""
+"""even: the same number of steps on all ranks, however much data each has."""
 
 import warnings
 
@@ -22,7 +22,7 @@ def part(rank: int) -> tf.data.Dataset:
 
 
 def unknown(rank: int) -> tf.data.Dataset:
-    """The same, of which TensorFlow does not know how many they are."""
+    """The same batches, whose number TensorFlow does not know."""
     rows = 2 * batches_of(rank) - 1
     wanted = tf.data.Dataset.range(200).filter(lambda x: x < rows)
     return wanted.map(lambda x: x + 100 * rank).shuffle(5).batch(2).prefetch(1)

@@ -1,4 +1,4 @@
-"""part: disjoint rows of what all ranks hold, and an error if they do not."""
+"""part: disjoint rows of data that all ranks hold, and an error if they do not."""
 
 import keras
 import numpy as np

@@ -36,7 +36,7 @@ def numbers_in(folder, position, files="*.txt", **settings):
 
 
 def train(dataset, position, steps=None):
-    """What a training loop sees in so many steps, while the pipeline reads ahead."""
+    """The samples of a training loop's steps, while the pipeline reads ahead."""
     seen = []
     for step, batch in enumerate(dataset.batch(BATCH).prefetch(5)):
         if step == steps:
@@ -84,7 +84,7 @@ def test_going_on_with_other_numbers_of_ranks(folder, fewer, files, size):
 
 
 def test_the_same_ranks_go_on_with_the_same_rest(folder):
-    """What comes is what would have come."""
+    """The samples after a restart are the rest of the epoch, in its order."""
     position = Position()
     numbers = numbers_in(folder, position, interleave=1)
     whole = train(numbers, position)
@@ -120,7 +120,7 @@ def test_ranks_in_different_epochs_are_an_error_on_all(folder, rank):
 
 
 class Recording(keras.Model):
-    """A linear model that takes note of what it is trained on."""
+    """A linear model that notes its training samples."""
 
     def __init__(self):
         super().__init__()
@@ -166,7 +166,7 @@ class Interrupt(keras.callbacks.Callback):
 
 @pytest.fixture
 def fit(folder, tmp_path):
-    """Trains a new model, from the backup if there is one; what each epoch saw."""
+    """Trains a new model, from the backup if any; returns each epoch's samples."""
     backup = keras_hvd.broadcast_object(str(tmp_path / "backup"), 0)
 
     def run(step, epochs=3, **settings):

@@ -1,4 +1,4 @@
-"""shard: all ranks together read every sample once, whatever comes after it."""
+"""shard: all ranks together read every sample once, with any steps after it."""
 
 import random
 import warnings
@@ -196,7 +196,7 @@ def test_a_split_of_a_shuffled_dataset(seed, read_by_all):
 
 @pytest.mark.filterwarnings("ignore:shard. a shuffle comes before")
 def test_each_rank_may_read_once_more(read, read_by_all, rank):
-    """What one rank looks at before training changes nobody's part."""
+    """A rank that reads some samples before training changes no rank's part."""
     dataset = shard(in_memory().shuffle(COUNT, seed=3).take(900).batch(9))
     for _ in range(rank):
         read(dataset.take(1))

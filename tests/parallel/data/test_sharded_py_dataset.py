@@ -1,4 +1,4 @@
-"""ShardedPyDataset: all ranks together get each batch once, and all as many."""
+"""ShardedPyDataset: the ranks together get each batch once, and equally many each."""
 
 import random
 from collections import Counter
@@ -73,7 +73,7 @@ def test_drop_and_repeat(size):
 
 @pytest.fixture
 def fit():
-    """Trains on a dataset, with all ranks, and returns what this one saw."""
+    """Trains on a dataset, with all ranks, and returns this rank's samples."""
     keras.utils.clear_session()
     seen = []
 

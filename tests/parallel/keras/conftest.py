@@ -21,7 +21,7 @@ def same_names() -> None:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Has Keras compute in float64, in which results are those of NumPy to 1e-9."""
+    """Makes Keras compute in float64, in which results are those of NumPy to 1e-9."""
     kept = keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -43,7 +43,7 @@ def part_of_batches(rank: int, size: int) -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def make_linear() -> Callable[..., keras.Model]:
-    """The smallest model, for what does not depend on the model."""
+    """The smallest model, for tests that do not depend on the model."""
 
     def make(optimizer: keras.optimizers.Optimizer | None, **compiled) -> keras.Model:
         model = keras.Sequential(
@@ -66,7 +66,7 @@ def points() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def starts(monkeypatch) -> list[str]:
-    """Has gradients travel as on a GPU; the names of those that started."""
+    """Makes gradients travel as on a GPU; gives the names of those that started."""
     names = []
     start = gradients.start
 

@@ -1,4 +1,4 @@
-"""BestModelCheckpoint: rank 0 saves, by what all ranks' data say."""
+"""BestModelCheckpoint: rank 0 saves, by the logs over all ranks' data."""
 
 import pathlib
 import tempfile
@@ -17,7 +17,7 @@ def path_of_rank(rank):
 
 
 class Worse(keras.callbacks.Callback):
-    """Has the second epoch be the best."""
+    """Makes the second epoch the best."""
 
     def on_epoch_end(self, epoch, logs=None):
         logs["loss"] = 1.0 if epoch == 1 else 2.0 + epoch

@@ -1,4 +1,4 @@
-"""BroadcastGlobalVariables, and what every keras_hvd callback does besides."""
+"""BroadcastGlobalVariables, and the common behaviour of keras_hvd's callbacks."""
 
 import inspect
 import pathlib
@@ -31,7 +31,7 @@ def fit(model, *callbacks, verbose=0, **kwargs):
 
 
 class Snapshots(keras.callbacks.Callback):
-    """The weights at the end of the first step, and how often things happened."""
+    """The weights at the end of the first step, and counts of batches and epochs."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +185,7 @@ class WithUnusedLayer(keras.Model):
 def test_model_with_a_layer_that_is_never_built(
     built, run_eagerly, rank, equal_on_all_ranks
 ):
-    """What there is of it is broadcast each time that `fit` begins."""
+    """Its existing variables are broadcast each time that `fit` begins."""
     keras.utils.set_random_seed(rank)
     model = WithUnusedLayer()
     model(X[:1])
@@ -340,7 +340,7 @@ def without_input_shape(kind):
 def test_model_that_one_rank_has_loaded(
     suffix, kind, rank, size, tmp_path, equal_on_all_ranks
 ):
-    """Those of the other ranks have no variables yet, and continue with its weights."""
+    """The other ranks' models have no variables yet, and continue with its weights."""
     if suffix == "h5" and kind is WithTwoParts:
         pytest.skip("Keras saves no such model there")
     keras.utils.set_random_seed(rank)
@@ -365,7 +365,7 @@ class WithoutShape(keras.Sequential):
 
 
 def test_model_that_only_some_ranks_built(rank, several_ranks, raises_on_all_ranks):
-    """Which cannot be built on the others, since nothing says for which input."""
+    """The others cannot build it, since nothing tells them the input."""
     model = WithoutShape([keras.layers.Dense(2)])
     if rank == 0:
         model.build((None, 3))
@@ -621,7 +621,7 @@ def test_callbacks_outside_of_a_list(several_ranks, make_linear):
 
 
 def adapted(layer: keras.layers.Layer, data: np.ndarray) -> keras.Model:
-    """A model that computes with what its first layer was adapted to."""
+    """A model whose first layer was adapted to `data`."""
     layer.adapt(data)
     model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
     model.compile(distributed(0.0), "mse")

@@ -1,7 +1,7 @@
 """Every optimizer of Keras: N ranks train as one process does on dense gradients.
 
 One process of plain Keras squares repeated rows of a sparse gradient one by one in some
-optimizers, so that what it trains with slices is no reference for anybody.
+optimizers, so that its training with slices is no reference.
 """
 
 import itertools
@@ -16,13 +16,13 @@ import keras_hvd
 
 RATE = 0.05
 TOKENS, LENGTH, WIDTH = 13, 5, 4
-# As many rows for each of one to four ranks: means of unequal parts are no mean.
+# The rows divide by one to four ranks: a mean of unequal parts' means is no mean.
 STEPS, ROWS = 3, 12
 EMA = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
 
 
 class Case(NamedTuple):
-    """How close training has to come, how it runs, and what optimizers are given."""
+    """The tolerance of a training, its way to run, and the optimizers' arguments."""
 
     tolerance: float
     run_eagerly: bool
@@ -33,7 +33,7 @@ CASES = {"float32": Case(1e-4, True, {}), "float64": Case(1e-9, False, EMA)}
 
 
 class TokensAndPositions(keras.layers.Layer):
-    """What every sample has a row of: some tokens, and each position once."""
+    """Embeddings of every sample's tokens, and of each position once."""
 
     def __init__(self):
         super().__init__(name="embeddings")
@@ -55,7 +55,7 @@ def scaled(scaling, **arguments):
     return scaling(keras.optimizers.Adam(RATE, **arguments), initial_scale=8.0)
 
 
-# How those are made that need others.
+# Functions that make the optimizers that need others.
 MADE = {"LossScaleOptimizer": scaled, "MultiOptimizer": by_path}
 
 
@@ -76,7 +76,7 @@ def make_optimizer(name, arguments):
 
 
 class OnDenseGradients(keras.Sequential):
-    """What the reference trains."""
+    """The model that the reference trains."""
 
     def train_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -104,7 +104,7 @@ def make_model(kind, dtype, optimizer):
     )
     run_eagerly = CASES[dtype].run_eagerly
     model.compile(optimizer, keras.losses.MeanSquaredError(), run_eagerly=run_eagerly)
-    # In the trace of a first step plain Keras loses what `build` assigns.
+    # In the trace of a first step plain Keras loses the assignments of `build`.
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -118,7 +118,7 @@ def batches():
 
 
 def trained(model, first=0, ranks=1):
-    """What training has changed: names, and arrays."""
+    """The variables after training: names, and arrays."""
     for x, y in batches():
         model.train_on_batch(x[first::ranks], y[first::ranks])
     variables = [*model.weights, *model.optimizer.variables]
@@ -161,13 +161,13 @@ def in_type(dtype, function, *arguments):
 
 
 def types_on(size):
-    """On one rank eager steps alone: several show what functions make of them."""
+    """The types to test; on one rank only those that run eagerly."""
     return [dtype for dtype in CASES if size > 1 or CASES[dtype].run_eagerly]
 
 
 @pytest.fixture(scope="module")
 def expected(rank, size):
-    """What one process ends with, by type and optimizer; each rank trains some."""
+    """The variables after one process, by type and optimizer; each rank trains some."""
     cases = list(itertools.product(types_on(size), shipped()))
     mine = {case: in_type(case[0], one_process, case[1]) for case in cases[rank::size]}
     return {
@@ -199,7 +199,7 @@ def test_slices_compiled_by_xla(rank, size):
 
 
 def slices_by_xla(_, rank, size):
-    """What all optimizers make of slices, and plain ones of dense gradients."""
+    """The variables of all optimizers after slices, and after dense gradients."""
     generator = np.random.default_rng(4)
     indices = generator.integers(0, TOKENS - 3, (STEPS, size, ROWS))
     values = generator.standard_normal((STEPS, size, ROWS, WIDTH))

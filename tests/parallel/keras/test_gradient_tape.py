@@ -21,7 +21,7 @@ runs = pytest.mark.parametrize(
 
 
 def gradients_of(make, run, rank, **arguments):
-    """Of a matrix, a table of which rows are gathered, and a variable without any."""
+    """The gradients of a matrix and of a table whose rows are gathered."""
     w = tf.Variable(np.ones((3, 2), "float32"), name="w")
     table = tf.Variable(np.ones((4, 3), "float32"), name="table")
     unused = tf.Variable(1.0, name="unused")
@@ -41,7 +41,7 @@ def gradients_of(make, run, rank, **arguments):
 
 
 def expected(size):
-    """Sums over the ranks."""
+    """The sums of these gradients over the ranks."""
     table, w = np.zeros((4, 3)), np.zeros((3, 2))
     for rank in range(size):
         for row in (0, rank % 4, 0):
@@ -70,7 +70,7 @@ def test_gradients(arguments, run, rank, size):
 
 
 def test_one_source_and_several_calls(rank, size):
-    """Of a persistent tape, and with output gradients."""
+    """With a persistent tape, and with output gradients."""
     w = tf.Variable([1.0], name="w")
     with tf.GradientTape(persistent=True) as tape:
         y, z = (rank + 1) * w, rank * w
@@ -176,7 +176,7 @@ def test_train_step_that_reduces_nothing(rank, points, several_ranks):
 
 @pytest.fixture(params=["on_cpus", "as_on_gpus"])
 def form(request, monkeypatch):
-    """How gradients are reduced: as their device has it, or as it would be on a GPU."""
+    """The form of the reduction: that of the gradients' device, or that of a GPU."""
     if request.param == "as_on_gpus":
         monkeypatch.setattr(gradients, "are_on_gpu", lambda tensors: True)
 
@@ -197,7 +197,7 @@ def test_gradients_of_gradients(run, rank, size):
             penalty = tf.reduce_sum(of_v) + (rank == 0) * of_w[0, 0]
         return outer.gradient(penalty, [v, w])
 
-    # Each rank's own factor, times the average of what all ranks give back.
+    # Each rank's own factor, times the average of all ranks' gradients.
     found_v, found_w = RUNS[run](step)()
     np.testing.assert_allclose(found_v, (rank + 1) * 6 * np.array([2.0, 3.0]))
     np.testing.assert_allclose(found_w, [[(rank + 1) * 2 / size]])

@@ -65,7 +65,7 @@ def folder():
 
 @pytest.fixture
 def data(points, part_of_batches, size):
-    """What `search` is given: of one process, and of this rank."""
+    """The arguments of `search`: for one process, and for this rank."""
     x, y = points
     held_x, held_y = x[:8] + 1, y[:8]
 
@@ -144,7 +144,7 @@ def test_as_one_process(kind, folder, data, rank, difference):
 
 
 def compare(ours, plain):
-    """What differs between what two searches left."""
+    """Compares the results that two searches left."""
     ours_trials, ours_oracle = trials_in(ours)
     plain_trials, plain_oracle = trials_in(plain)
     problems = []
@@ -185,7 +185,7 @@ def test_a_search_goes_on(folder, data, rank):
 
 
 class Own(keras_tuner.RandomSearch):
-    """Trains without `Tuner.run_trial`, and gives what this rank has measured."""
+    """Trains without `Tuner.run_trial`, and returns this rank's measurements."""
 
     def run_trial(self, trial, x, y, **kwargs):
         model = self.hypermodel.build(trial.hyperparameters)

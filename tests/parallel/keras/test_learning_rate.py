@@ -29,7 +29,7 @@ def rates_of(model, *callbacks, epochs=3):
 
 
 def warmup_rates(size, epochs):
-    """From one process' rate to that of all, in equal steps, the last one full."""
+    """The rates from one process' to that of all, in equal steps, the last one full."""
     steps = epochs * STEPS
     ramp = [(1 + (step + 1) / steps * (size - 1)) / size for step in range(steps)]
     return 0.4 * np.array(ramp)

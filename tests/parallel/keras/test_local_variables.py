@@ -96,7 +96,7 @@ def test_layers(compiled, rank, points, difference, equal_on_all_ranks):
 
 
 def gradients_of(tape_of, run, rank):
-    """Of w: rank + 1; of v: 2 * (rank + 1)."""
+    """The gradients of w, rank + 1, and of v, 2 * (rank + 1)."""
     w, v = tf.Variable([1.0], name="w"), tf.Variable([1.0], name="v")
     calls = []
 

@@ -34,7 +34,7 @@ def make_model(rate: float = 0.0) -> keras.Model:
 
 
 def part(rank: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A rank's data: ranks have different amounts, in as many batches of 8."""
+    """A rank's data: ranks have different amounts, in equally many batches of 8."""
     generator = np.random.default_rng([seed, rank])
     rows = 17 + 2 * rank
     x = generator.standard_normal((rows, 5)).astype("float32")
@@ -64,7 +64,7 @@ class Reads(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("validation_freq", [1, 2])
 def test_fit(validation_freq, rank, size):
-    """The learning rate is 0, so that one process can tell what is to be seen."""
+    """The learning rate is 0, so that one process can compute the expected logs."""
     reader = Reads()
     history = make_model().fit(
         *part(rank, seed=1),
@@ -122,7 +122,7 @@ def test_evaluate_hands_on_what_keras_takes(rank, size):
 
 
 class Shares(keras.metrics.Metric):
-    """Has two results: how many there are of each label."""
+    """Two results: the number of rows with each label."""
 
     def __init__(self):
         super().__init__(name="shares")
@@ -282,7 +282,7 @@ class Evaluates(keras.callbacks.Callback):
 @pytest.mark.parametrize("validates", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 def test_callback_that_evaluates(first, validates, rank, size):
-    """It resets the metrics that MetricAverage needs, in whatever order they come."""
+    """It resets the metrics that MetricAverage needs, in either order of the two."""
     callbacks = [MetricAverage(), Evaluates()]
     history = make_model().fit(
         *part(rank, seed=1),

@@ -1,4 +1,4 @@
-"""Ranks whose programs gave other names: what has to agree, and what need not."""
+"""Ranks whose programs gave other names: some must agree, and some need not."""
 
 import keras
 import numpy as np
@@ -114,7 +114,7 @@ def test_fit_of_a_model_made_in_another_way(how, make, rank, size, tmp_path):
     if not alone.built:
         alone(parts[0][0])
     alone.set_weights(state)
-    # For two steps a trace would take longer than they do.
+    # A trace would take longer than two steps do.
     alone.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
     alone.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
@@ -210,7 +210,7 @@ def test_two_optimizers_of_one_step_are_not_mixed_up(run, rank, size):
 
 @pytest.mark.parametrize("by", ["optimizer", "tape"])
 def test_layers_of_other_names(run, by, rank, size):
-    """All ranks learn what the first ones are that differ."""
+    """All ranks learn the first names that differ."""
     own = "dense" if rank == 0 else "conv"
     names = ["before", own, "after"]
     layers = [keras.layers.Dense(1, use_bias=False, name=name) for name in names]

@@ -183,7 +183,7 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     np.testing.assert_allclose(variable, [-4 * (size - 1) / 2])
 
 
-# Of four variables, in MiB: what leaves together by default, and of chosen groups.
+# The MiB of four variables that leave together, by default and with chosen groups.
 MIB = 1 << 18  # floats
 BUCKETS = {
     "by size": (None, [[0.5, 3], [2], [7]]),
@@ -196,7 +196,7 @@ BUCKETS = {
 def test_buckets_leave_last_layer_first_and_free_of_each_other(
     kind, rank, size, several_ranks
 ):
-    """Of 4 MiB, where nothing else is asked for."""
+    """A bucket has 4 MiB by default."""
     groups, buckets = BUCKETS[kind]
     first, _, _, fourth = variables = [
         keras.Variable(np.zeros(int(n * MIB), "float32"), name=name)
@@ -237,7 +237,7 @@ def test_gradients_of_other_variables_on_each_rank_are_an_error(run, rank, size)
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
     gradients = [tf.constant([1.0]) for _ in variables]
-    # As many on each rank, and of equal shapes.
+    # Equally many on each rank, and of equal shapes.
     gradients[1 if rank == 0 else 2] = None
 
     with pytest.raises(
@@ -458,9 +458,9 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
 def test_error_of_a_step_traced_inside_of_a_compiled_function(
     rank, several_ranks, raises_on_all_ranks, monkeypatch
 ):
-    """Of the three buckets the second one differs; the third one travels all the same.
+    """The second of the three buckets differs, and the third one travels all the same.
 
-    Else those ranks would wait for it that have submitted all at once.
+    Else ranks that have submitted all at once would wait for it.
     """
     monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 8)
     names = ["a", "b" if rank == 0 else "other", "c"]

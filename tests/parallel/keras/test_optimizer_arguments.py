@@ -26,7 +26,7 @@ def sgd(rate: float = 0.5, **arguments) -> keras.optimizers.Optimizer:
 class Case:
     arguments: dict[str, Any] | Callable[[keras.Model], dict[str, Any]]
     optimizer: Callable[[], keras.optimizers.Optimizer] = sgd
-    # What one process has to use for the same steps, given the number of ranks.
+    # The optimizer with which one process makes the same steps, by the number of ranks.
     alone: Callable[[int], keras.optimizers.Optimizer] = lambda size: sgd()
     tolerance: float = 1e-5
 
@@ -121,7 +121,7 @@ def of_case(case: Case, model: keras.Model) -> keras.optimizers.Optimizer:
     return distribute(case.optimizer(), given(model) if callable(given) else given)
 
 
-# Those that differ in what Keras or XLA do around the reduction.
+# The cases in which Keras or XLA do something else around the reduction.
 TRACED = ["adam", "fp16", "groups_of_variables", "backward_passes_per_step"]
 
 
@@ -170,7 +170,7 @@ def test_weights(
 
 
 def collectives_of(case: Case) -> list[tuple[str, list[tf.DType]]]:
-    """The type of each collective in a step, and what travels in it."""
+    """The type of each collective in a step, and the types of its tensors."""
     model = make_model()
     optimizer = of_case(case, model)
     optimizer.build(model.trainable_variables)
@@ -232,7 +232,7 @@ def of_shapes(*shapes):
     ]
 
 
-# What the last rank is given, and how often it steps where the others do once.
+# The last rank's arguments, and the number of its steps for one of the others.
 DIFFERING = {
     "op": ({"op": keras_hvd.Sum}, 1),
     "compression": ({"compression": Compression.bf16}, 1),
@@ -243,8 +243,8 @@ DIFFERING = {
 }
 
 
-# In a graph the rank with two groups has both under way when the first one fails, and
-# waits for the second, which nobody else has, until the others leave.
+# In a graph the rank with two groups has both under way when the first one fails. It
+# waits for the second, which no other rank has, until the others leave.
 @pytest.mark.parametrize(
     ("run", "argument"),
     [pytest.param(lambda f: f, each, id=f"eager-{each}") for each in DIFFERING]
@@ -257,7 +257,7 @@ DIFFERING = {
 def test_an_argument_that_differs_is_an_error_on_every_rank(
     argument, run, several_ranks, rank, size
 ):
-    """Before any weight has changed, and nobody waits for what nobody sends."""
+    """Before any weight has changed, and without ranks that wait for nothing."""
     given, steps = DIFFERING[argument] if rank == size - 1 else ({}, 1)
     variables = of_shapes((2, 1), (2,), (3,))
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **given)
@@ -299,7 +299,7 @@ def test_passes_that_differ_in_how_they_add_up(several_ranks, rank):
     ["eager", "graph", pytest.param("jit_compile", marks=pytest.mark.needs_xla)],
 )
 def test_adasum(mode, rank, size):
-    """Of gradients that are orthogonal: their sum."""
+    """Adasum of orthogonal gradients is their sum."""
     [variable] = of_shapes((size,))
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0), op=keras_hvd.Adasum
@@ -345,7 +345,7 @@ def test_slices_of_several_lengths(rows, rank, size):
 
 @pytest.mark.parametrize("built", [False, True])
 def test_accumulation_of_an_optimizer_with_state(built, rank, size):
-    """It begins with a whole round, and its other state stays what it was."""
+    """It begins with a whole round, and keeps its other state."""
     variable = keras.Variable([0.0], name="v")
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5, use_ema=True)
     for _ in range(3 if built else 0):

@@ -117,7 +117,7 @@ def test_layer_of_another_set(sets, rank):
 
 
 def test_rank_outside_compares_no_weights(sets, rank, monkeypatch):
-    """It has nobody to compare them with, so it starts no thread for that."""
+    """It has no other rank to compare them with, so it starts no thread for that."""
     monkeypatch.setattr(equal_start, "_compared", set())
     monkeypatch.setattr(equal_start, "_comparisons", comparisons := [])
     optimizer = keras_hvd.DistributedOptimizer(
@@ -189,7 +189,7 @@ class TapeModel(keras.Model):
 def test_fit_of_a_rank_outside(by, sets, rank):
     """With callbacks, a model whose weights the first step makes, and more steps.
 
-    A tape's set is not known beforehand, so there the ranks have as many steps.
+    A tape's set is not known beforehand, so there the ranks have equally many steps.
     """
     if by == "tape":
         model = TapeModel(sets[0])
@@ -243,7 +243,7 @@ def test_set_that_was_removed(several_ranks, size):
 
 
 def test_statistics_are_averaged_in_a_set(sets, rank):
-    """Each set trains a model of its own, and nobody warns that the sets' differ."""
+    """Each set trains a model of its own, and no warning says that the sets' differ."""
     mine = sets[rank % 2]
     normalization = keras.layers.BatchNormalization(momentum=0.5)
     model = keras.Sequential(

@@ -52,7 +52,7 @@ class OwnStep(keras.Model):
 def fit_and_draw(
     way: str, draw: Callable[[], Any] | None, **compiled: Any
 ) -> np.ndarray:
-    """What the last step of a model has drawn on this rank."""
+    """The numbers that the last step of a model has drawn on this rank."""
     keras.utils.set_random_seed(42)
     is_strategy = way == "strategy"
     with keras_hvd.Strategy().scope() if is_strategy else contextlib.nullcontext():
@@ -81,7 +81,7 @@ def numbers_of_ranks(drawn: Any) -> int:
 def test_steps_draw_different_numbers(way, eagerly, draw, size, rank):
     first = fit_and_draw(way, DRAWS[draw], run_eagerly=eagerly)
     assert numbers_of_ranks(first) == size
-    # Of the seed, and nothing else.
+    # The seed alone decides them.
     again = fit_and_draw(way, DRAWS[draw], run_eagerly=eagerly)
     np.testing.assert_array_equal(again, first)
 
@@ -95,7 +95,7 @@ def test_generators_of_layers_differ(way, size, rank):
 
 @pytest.mark.parametrize("way", ["strategy", "optimizer"])
 def test_scripts_draw_the_same_numbers(way, rank):
-    """Outside of steps ranks stay in step: they may draw what to train on."""
+    """Outside of steps ranks draw alike: they may choose their data by that."""
     fit_and_draw(way, DRAWS["tf.random"])
     order = tf.random.shuffle(tf.range(100))
     assert numbers_of_ranks(order) == 1

@@ -1,6 +1,6 @@
 """Rows that a sparse gradient has several times count as their sum.
 
-On one rank or on several. Adam tells: plain Keras would add up the squares of those.
+On one rank or on several. Adam tells: plain Keras would add up their squares.
 """
 
 from contextlib import nullcontext
@@ -30,7 +30,7 @@ def rows_of(rank, step):
 
 
 def as_many(rank, step):
-    """As many on each rank, as programs that XLA compiles need them."""
+    """The same number on each rank, which programs of XLA need."""
     return 6
 
 
@@ -89,7 +89,7 @@ def by_strategy(optimizer, variables, compression):
 
 
 def trained(by, make, size, run, rows, rank, compression=keras_hvd.Compression.none):
-    """The variables, and what plain Keras makes of the dense gradients of all ranks."""
+    """The variables, and those of plain Keras on the dense gradients of all ranks."""
     expected = on_dense(make, size, rows)
     keras.utils.clear_session()
     with keras_hvd.Strategy().scope() if by is by_strategy else nullcontext():
@@ -118,7 +118,7 @@ OPTIONS = {
 
 
 def on_dense(make, size, rows):
-    """What plain Keras makes of the dense gradients of all ranks."""
+    """The variables of plain Keras after the dense gradients of all ranks."""
     variables, optimizer = make_variables(), make()
     optimizer.build(variables)
     for step in range(STEPS):

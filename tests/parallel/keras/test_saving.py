@@ -1,4 +1,4 @@
-"""What all ranks save to one path at once is whole, and of one rank."""
+"""A file that all ranks save to at once is whole, and of one rank."""
 
 import json
 from pathlib import Path
@@ -15,13 +15,13 @@ TIMES = 8
 
 @pytest.fixture
 def folder(tmp_path, rank) -> Path:
-    """One that all ranks know."""
+    """A folder that all ranks know."""
     return keras_hvd.broadcast_object(tmp_path, 0)
 
 
 @pytest.fixture
 def model(rank) -> keras.Model:
-    """Each of its numbers says which rank it is of."""
+    """A model whose numbers all tell its rank."""
     made = keras.Sequential(
         [keras.Input((64,)), keras.layers.Dense(300), keras.layers.Dense(64)]
     )
@@ -95,7 +95,7 @@ def test_a_file_is_whole_at_any_time(model, folder, size, name):
     path = folder / name
     save(model, path)
     for _ in range(TIMES):
-        # Nobody waits for the others: they are writing meanwhile.
+        # No rank waits for the others: they are writing meanwhile.
         assert of_one_rank(load(path), size)
         save(model, path)
     keras_hvd.barrier()

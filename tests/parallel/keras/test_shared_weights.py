@@ -24,7 +24,7 @@ def compiled(*layers, rate=0.05, **arguments) -> keras.Model:
 
 
 def differences(function) -> list[str]:
-    """What warnings say, while a function runs, of weights that differ."""
+    """The warnings of weights that differ, while a function runs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         function()
@@ -35,7 +35,7 @@ def differences(function) -> list[str]:
 
 
 class Notes(keras.layers.Layer):
-    """Keeps what it has seen in training."""
+    """Keeps values of its training data."""
 
     def weight(self, name, aggregation, dtype="float32"):
         return self.add_weight(

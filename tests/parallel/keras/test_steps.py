@@ -1,4 +1,4 @@
-"""Ranks with different numbers of steps: an error on all of them, and nobody waits."""
+"""Ranks with different numbers of steps: an error on all of them, and no waiting."""
 
 import warnings
 
@@ -37,7 +37,7 @@ def rows(count: int, rank: int | None = None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unknown(batches: int) -> tf.data.Dataset:
-    """Batches of which nobody knows how many there are."""
+    """Batches whose number is not known."""
     dataset = tf.data.Dataset.from_tensor_slices(rows(BATCH * batches))
     return dataset.filter(lambda x, y: True).batch(BATCH)
 
@@ -54,7 +54,7 @@ def broadcast_weights(model) -> list[np.ndarray]:
 
 
 def batches_of_all_ranks(steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What one process takes in each step to do as all ranks do with their `rows`."""
+    """The batches with which one process makes the steps of all ranks' `rows`."""
     of_ranks = [rows(BATCH * steps, rank) for rank in range(keras_hvd.size())]
     x, y = (np.stack(each, 1) for each in zip(*of_ranks))
     return [
@@ -67,7 +67,7 @@ def batches_of_all_ranks(steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def gradient_descent(weights, batches) -> list[np.ndarray]:
-    """What one process makes of weights, in NumPy."""
+    """The weights after one process' training, in NumPy."""
     kernel, bias = weights
     for x, y in batches:
         error = 2 * (x @ kernel + bias - y) / y.size

@@ -10,12 +10,12 @@ from keras_hvd.callbacks import BroadcastGlobalVariables, stopping
 BATCHES = 6
 X = np.linspace(-1, 1, 4 * BATCHES * 3, dtype="float32").reshape(-1, 3)
 
-# What is set here no code of a callback names.
+# An attribute that no callback's code names.
 HIDDEN = "stop_" + "training"
 
 
 class Batches(keras.callbacks.Callback):
-    """Counts the batches of each epoch, and what it finds set at their beginning."""
+    """Counts the batches of each epoch, and those that begin with a wish to stop."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ def fit(make_linear, rank, equal_on_all_ranks):
         seen = Batches()
         ours = BroadcastGlobalVariables(0)
         y = X[:, :2] * (rank + 1)
-        # Of trainings that have failed, in other tests.
+        # Agreements of trainings that have failed, in other tests.
         left = {*stopping.AnyRank._under_way}
         model.fit(X, y, 4, epochs=epochs, verbose=0, callbacks=[ours, *callbacks, seen])
         assert seen.found_set == 0
@@ -96,7 +96,7 @@ def test_two_that_want_it_in_different_batches(fit, rank, size):
 
 
 def test_in_the_last_batches_of_an_epoch(fit, rank, size):
-    """What is under way then counts at the epoch's end."""
+    """An agreement that is under way then counts at the epoch's end."""
     assert fit(Hidden(BATCHES - 1, rank == size - 1)) == [BATCHES]
     late = BATCHES if size > 1 else BATCHES - 1
     assert fit(Hidden(BATCHES - 2, rank == size - 1)) == [late]
@@ -104,7 +104,7 @@ def test_in_the_last_batches_of_an_epoch(fit, rank, size):
 
 @pytest.mark.parametrize("steps", [2, 4])
 def test_by_executions(steps, fit, rank, size):
-    """Of 4 steps: the data ends within the second, which is not agreed on."""
+    """With 4 steps the data ends within the second one, which is not agreed on."""
     stop = Hidden(0, rank == size - 1)
     assert fit(stop, steps_per_execution=steps) == [2 if size > 1 else 1]
 

@@ -36,7 +36,7 @@ def check(run, xs, ws, masks, rank, axis=-1, tolerance=1e-5):
     close = {"rtol": tolerance, "atol": tolerance}
     np.testing.assert_allclose(found[0], y[rows], **close)
     np.testing.assert_allclose(found[1], dx[rows], **close)
-    # What is the layer's own is of this rank's part of the loss.
+    # The gradients of gamma and beta are those of this rank's part of the loss.
     for mine, all_ranks in zip(found[2:], (dgamma, dbeta)):
         summed = keras_hvd.allreduce(mine, op=keras_hvd.Sum)
         np.testing.assert_allclose(summed, all_ranks, **close)
@@ -71,7 +71,7 @@ def test_batches_of_several_sizes(run, empty, rank, size):
 
 
 def test_masks(run, rank, size):
-    """The last rank's rows are masked but for one step, whatever they hold."""
+    """The last rank's rows are masked but for one step."""
     shapes = [(2, 5, 3)] * size
     xs, generator = rows_of(shapes), np.random.default_rng(3)
     masks = [generator.integers(0, 2, (2, 5)).astype(bool) for _ in range(size)]

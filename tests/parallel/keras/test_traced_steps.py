@@ -1,6 +1,6 @@
-"""What a model's step reduces: known from the step itself, not from what is configured.
+"""The reductions of a model's step, known from the step and not its configuration.
 
-Right are the weights of one process, which has the rows of all ranks.
+The right weights are those of one process, which has the rows of all ranks.
 """
 
 import warnings
@@ -286,7 +286,7 @@ def new_process(monkeypatch) -> None:
 
 
 def at_exit() -> list[str]:
-    """What is said when Python ends."""
+    """The warnings when Python ends."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         traced_steps._warn_of_separate_trainings()

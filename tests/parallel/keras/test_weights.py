@@ -126,7 +126,7 @@ def plain(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 @pytest.fixture(scope="session")
 def data(images, size):
-    """As many images as the steps take; they come round again if there are fewer."""
+    """The images of all steps; they come round again if there are fewer."""
     x, y = images
     wanted = np.arange(STEPS * BATCH_OF_RANK * size) % len(x)
     return x[wanted], y[wanted]

@@ -23,7 +23,7 @@ def model(make_linear):
 
 @pytest.fixture
 def posts(monkeypatch) -> list[Any]:
-    """What `RemoteMonitor` has sent from this rank."""
+    """The posts of `RemoteMonitor` on this rank."""
     sent: list[Any] = []
 
     class Requests:
@@ -108,7 +108,7 @@ def test_subclass_with_a_mixin(model, rank, tmp_path):
 
 
 def test_summaries_of_a_subclass(model, rank, tmp_path):
-    """It takes part with what Keras has set, and its own summaries are rank 0's."""
+    """It takes part with Keras' settings, and its own summaries are rank 0's."""
     pytest.importorskip("tensorboard")
     batches = []
 
@@ -126,7 +126,7 @@ def test_summaries_of_a_subclass(model, rank, tmp_path):
 
 
 class Wrapper(callbacks.Callback):
-    """Hands on what another callback is told."""
+    """Hands its calls on to another callback."""
 
     def __init__(self, inner):
         super().__init__()

@@ -1,7 +1,7 @@
 """A rank for the tests of the consistency mode, without TensorFlow.
 
-It sums three tensors as a group. Told to be wrong, rank 1 has the results of the last
-two put at one place, so that it keeps only the last one's.
+It sums three tensors as a group. Told to be wrong, rank 1 gives the results of the last
+two one place in memory, so that it keeps only the last one's.
 """
 
 import ctypes

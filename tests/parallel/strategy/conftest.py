@@ -1,4 +1,4 @@
-"""What tests of Keras under a strategy share."""
+"""Fixtures of the tests of Keras under a strategy."""
 
 import contextlib
 import gc

@@ -215,7 +215,7 @@ def test_scalar_loss_warns(is_scalar, strategy, size, several_ranks, recwarn):
         model = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
         model.compile(keras.optimizers.SGD(0.01), squares)
     x = np.arange(1.0, 2 * size + 1)[:, None]
-    # Of weight and bias; a mean of the ranks' means, and their sum.
+    # A mean of the ranks' means, or their sum, for the loss, the weight and the bias.
     times = size if is_scalar else 1
     assert model.train_on_batch(x, np.zeros_like(x)) == pytest.approx(
         times * np.mean(x**2)
@@ -224,7 +224,7 @@ def test_scalar_loss_warns(is_scalar, strategy, size, several_ranks, recwarn):
     assert weight.item() == pytest.approx(1 - 0.02 * times * np.mean(x**2))
     assert bias.item() == pytest.approx(-0.02 * times * np.mean(x))
     model.test_on_batch(x, np.zeros_like(x))
-    # Of no rows there is no mean.
+    # No rows have no mean.
     one, zero = np.ones((1, 1)), np.zeros((1, 1))
     expected = (weight.item() + bias.item()) ** 2
     assert model.test_on_batch(one, zero) == pytest.approx(expected, rel=1e-5)

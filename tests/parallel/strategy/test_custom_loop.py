@@ -181,7 +181,7 @@ def test_all_types(strategy, dtype, rank, size):
     if dtype.is_integer:
         assert mean.dtype == tf.float64
     np.testing.assert_allclose(tf.cast(mean, tf.complex128), wanted / size, rtol=0.01)
-    # As many rows as the rank's number.
+    # A rank has as many rows as its number.
     gathered = strategy.gather(tf.cast(tf.fill([rank, 2], rank), dtype), axis=0)
     rows = [each for each in range(size) for _ in range(each)]
     np.testing.assert_array_equal(tf.cast(gathered, tf.int32)[:, 1], rows)
@@ -204,7 +204,7 @@ def test_structures(strategy, run, rank, size):
 
 
 def test_large_values_travel_in_parts(strategy, rank, size):
-    """Of 4 MiB at most, but for a value that is larger by itself."""
+    """A part has at most 4 MiB, but for a value that is larger by itself."""
     lengths = [300_000, 700_000, 100_000, 1_200_000, 3]
     values = [tf.fill([n], float(rank + i)) for i, n in enumerate(lengths)]
 
@@ -249,7 +249,7 @@ def test_slices(strategy, way, run, rank, size):
 
 
 def test_reducing_along_an_axis(strategy, rank, size):
-    # As many rows as the rank's number; rank 0 has none.
+    # A rank has as many rows as its number; rank 0 has none.
     everyones = [np.arange(6.0 * r).reshape(r, 2, 3) + r for r in range(size)]
     mine = tf.constant(everyones[rank], tf.float32, [rank, 2, 3])
     rows = np.concatenate([each.reshape(-1, 2, 3) for each in everyones])
@@ -487,7 +487,7 @@ def test_ranks_may_trace_more_often_than_others(strategy, rank, size):
 
 
 def metrics_of_points():
-    """Metrics, and what updates them with rows of `points`."""
+    """Metrics, and a function that updates them with rows of `points`."""
     metrics = [
         keras.metrics.MeanSquaredError(),
         keras.metrics.MeanAbsoluteError(),
@@ -598,7 +598,7 @@ def test_accumulation_in_eager_steps(strategy, rank, size):
 
 
 def test_ranks_draw_different_random_numbers(strategy, size):
-    """Of one seed: each drops elements of its own."""
+    """With one seed each drops elements of its own."""
     with strategy.scope():
         dropout = keras.layers.Dropout(0.5, seed=3)
     kept = strategy.run(lambda: dropout(tf.ones([1000]), training=True))

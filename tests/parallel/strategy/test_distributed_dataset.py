@@ -351,6 +351,6 @@ def test_a_dataset_of_a_removed_process_set_says_so(rank, size):
         distributed = strategy.experimental_distribute_dataset(dataset)
     keras_hvd.remove_process_set(some)
     if rank == 0:
-        # Asked over all ranks, of which the others have no such dataset, it would wait.
+        # With all ranks asked, it would wait for those that have no such dataset.
         with pytest.raises(ValueError, match="is not part of the job"):
             iter(distributed)

@@ -64,7 +64,7 @@ def test_evaluate(xla, both_ways, require_equal, digits):
 
 
 def test_steps_log_all_ranks(strategy, digits, equal_on_all_ranks):
-    """What a callback sees after a batch is over all ranks, too."""
+    """A callback's logs after a batch are over all ranks, too."""
     seen = []
     see = keras.callbacks.LambdaCallback()
     see.on_test_batch_end = lambda batch, logs: seen.append(list(logs.values()))

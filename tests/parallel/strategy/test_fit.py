@@ -162,7 +162,7 @@ def in_parts(x, y, batch) -> dict[str, Any]:
 
 
 def generator(x, y, batch) -> dict[str, Any]:
-    """One that cannot be read twice; a batch that were lost would be missed."""
+    """A generator that cannot be read twice; a lost batch would be missed."""
 
     def batches():
         for start in range(0, len(x), batch):
@@ -192,7 +192,7 @@ class Case:
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
     data: Callable[..., dict[str, Any]] = unweighted
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Odd, as the rest is: two ranks never have as many rows of a batch.
+    # Odd, as the rest is: two ranks never have equally many rows of a batch.
     samples: int = 199
     batch: int = 47
     epochs: int = 1
@@ -388,7 +388,7 @@ def test_class_weights_of_parts(strategy, raises_on_all_ranks):
 
 
 def test_python_random_is_agreed(strategy, rank, digits, several_ranks):
-    """A PyDataset is shuffled alike, whatever state Python's generator has."""
+    """A PyDataset is shuffled alike, for any states of Python's generators."""
     import random
 
     state = random.getstate()
@@ -428,7 +428,7 @@ def linear() -> keras.Model:
 
 
 def test_two_scopes(rank, size, shared_path, equal_on_all_ranks):
-    """Of a script that makes a strategy wherever it needs one."""
+    """As in a script that makes a strategy wherever it needs one."""
     x = np.linspace(-1, 1, 30, dtype="float32")[:, None]
     with keras_hvd.Strategy().scope():
         first = linear()
@@ -505,7 +505,7 @@ def test_model_built_elsewhere(strategy, raises_on_all_ranks):
 
 
 def test_other_arguments(strategy, rank, several_ranks, raises_on_all_ranks):
-    """Of which the ranks would wait for each other in different collectives."""
+    """With them the ranks would wait for each other in different collectives."""
     with strategy.scope():
         model = linear()
         with pytest.raises(ValueError) as raised:
@@ -535,7 +535,7 @@ class MeanOfRagged(keras.Model):
 
 
 class LastOfRagged(MeanOfRagged):
-    """Asks for what only ragged tensors have."""
+    """Uses attributes that only ragged tensors have."""
 
     def call(self, inputs):
         last = tf.gather(inputs.flat_values, inputs.row_splits[1:] - 1)
@@ -543,7 +543,7 @@ class LastOfRagged(MeanOfRagged):
 
 
 class SumOfSparse(MeanOfRagged):
-    """Asks for what takes sparse tensors only."""
+    """Uses a function that takes sparse tensors only."""
 
     def call(self, inputs):
         ones = tf.ones([inputs.shape[1], 1])
@@ -612,7 +612,7 @@ def test_optimizer_that_updates_in_parts(eagerly, both_ways, require_equal, digi
 
 
 def test_optimizer_of_another_kind(strategy, several_ranks, raises_on_all_ranks):
-    """One that would update without a sum is refused."""
+    """An optimizer that would update without a sum is refused."""
 
     class Own(keras.optimizers.SGD):
         def apply(self, grads, trainable_variables=None):

@@ -1,6 +1,6 @@
-"""In float64, where little but the order of sums is left: one process' numbers to 1e-9.
+"""In float64, where only the order of sums differs: one process' numbers to 1e-9.
 
-Above all what Keras assigns besides updates, in `build`, `adapt` and `call`.
+Above all Keras' assignments besides updates, in `build`, `adapt` and `call`.
 """
 
 from collections.abc import Callable, Iterator
@@ -111,7 +111,7 @@ def lora() -> dict[str, Any]:
 class Averaging(layers.Layer):
     """Keeps the mean of each batch, and a number that it assigns when it is built.
 
-    The mean of the ranks' means is the batch's where they have as many rows.
+    The mean of the ranks' means is the batch's where they have equally many rows.
     """
 
     def build(self, shape):

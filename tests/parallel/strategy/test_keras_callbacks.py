@@ -57,7 +57,7 @@ for hook in [name for name in dir(keras.callbacks.Callback) if name.startswith("
 
 
 def test_writing(strategy, digits, shared_path, rank, capfd, equal_on_all_ranks):
-    """Only rank 0 writes, and prints; what is interrupted goes on where it was."""
+    """Only rank 0 writes, and prints; an interrupted training goes on where it was."""
     x, y = digits
     epochs = []
 
@@ -151,7 +151,7 @@ def test_ours_do_no_harm(both_ways, require_equal, digits):
 
 
 def test_callback_list(both_ways, require_equal, digits):
-    """One that the user made is coordinated as well."""
+    """A list that the user made is coordinated as well."""
 
     def run(x, y):
         model = compiled()
@@ -210,7 +210,7 @@ def stopping_on_rank_0(rank) -> list[keras.callbacks.Callback]:
 
 @pytest.mark.parametrize("made", [False, True], ids=["callbacks", "CallbackList"])
 def test_best_weights_of_one_rank(made, strategy, rank, equal_on_all_ranks):
-    """What a callback of rank 0 restores is restored on all ranks."""
+    """Weights that a callback of rank 0 restores are restored on all ranks."""
     with strategy.scope():
         line = layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((1,)), line])

@@ -38,7 +38,7 @@ def in_float64(both_ways, request) -> Iterator[None]:
 
 
 class Remembering(layers.Layer):
-    """What a layer's `call` may keep, in all ways to change a variable."""
+    """A layer whose `call` keeps values, in all ways to change a variable."""
 
     def build(self, shape):
         def weight(name, *shape, value=0.0, **arguments):
@@ -70,7 +70,7 @@ class Remembering(layers.Layer):
         return inputs
 
     def kept(self) -> dict[str, Any]:
-        """Of all ranks together; what all ranks must have alike, of each."""
+        """The values of all ranks together; of each rank, those that must be alike."""
         here = {
             name: getattr(self, name).numpy()
             for name in ("least", "seen", "calls", "mean", "signs", "last")
@@ -283,7 +283,7 @@ def lengths() -> dict[str, Any]:
 
 
 def by_hand(data: tf.data.Dataset) -> dict[str, Any]:
-    """A loop as tf.distribute documents it: what `call` keeps is exact there too."""
+    """A loop as tf.distribute documents it, where kept values are exact too."""
     strategy = tf.distribute.get_strategy()
     model = network()
     optimizer = keras.optimizers.SGD(0.1)
@@ -316,7 +316,7 @@ def by_hand(data: tf.data.Dataset) -> dict[str, Any]:
 
 
 def unknown_rank() -> dict[str, Any]:
-    """Data of which nothing but the type is known before it is there."""
+    """Data of which only the type is known in advance."""
 
     class Shaping(OwnStep):
         def train_step(self, data):

@@ -102,7 +102,7 @@ class WithUnusedLayer(keras.Model):
 
 def trained(model: keras.Model, *data: np.ndarray) -> dict:
     if tf.distribute.has_strategy():
-        # All start from the first rank's values, whatever the others would have drawn.
+        # All start from the first rank's values; the others would have drawn their own.
         keras.utils.set_random_seed(11 + keras_hvd.rank())
     rows = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
     logs = model.fit(rows, epochs=2, verbose=0).history
@@ -130,7 +130,7 @@ def denoising():
 
 
 def regressing():
-    """What the optimizer's `build` assigns counts, as with Keras' own step."""
+    """Assignments of the optimizer's `build` count, as with Keras' own step."""
     model = Regressing()
     model.compile(optimizer := keras.optimizers.ScheduleFreeAdamW(0.01), "mse")
     if not tf.distribute.has_strategy():
@@ -176,7 +176,7 @@ def test_own_steps(name, in_float64, both_ways, require_equal):
 def test_stateful_layer_of_other_rows(
     known, strategy, size, several_ranks, raises_on_all_ranks
 ):
-    """The error has the numbers that go, before the first step where they are known."""
+    """The error has the numbers that work; it comes before the first step if known."""
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input(batch_shape=(12, 2, 3)), layers.GRU(3, stateful=True)]
@@ -241,7 +241,7 @@ class Scaling(Summing):
 
 
 class InBranch(Summing):
-    """As a step that accumulates does it."""
+    """As in a step that accumulates."""
 
     def done_to(self, gradients):
         reduce = super().done_to

@@ -1,4 +1,4 @@
-"""What is saved under a strategy loads in a process that knows nothing of it."""
+"""A model saved under a strategy loads in a process that knows nothing of it."""
 
 import subprocess
 import sys

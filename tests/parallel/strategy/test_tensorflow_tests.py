@@ -1,7 +1,7 @@
 """The tests for strategies that TensorFlow ships, run against keras_hvd.Strategy.
 
 With one rank they run as they are, with the values that TensorFlow expects; with
-several, with what so many replicas must give. Each test runs eagerly and in a graph.
+several, with the values of as many replicas. Each test runs eagerly and in a graph.
 """
 
 import socket
@@ -15,19 +15,19 @@ import keras_hvd
 
 
 def unused_port():
-    """A port that nobody listens at."""
+    """A port without a listener."""
     with socket.socket() as each:
         each.bind(("localhost", 0))
         return each.getsockname()[1]
 
 
 class _Eagerly:
-    """Where the tests run, and what they are about."""
+    """The tests' mode, and the strategy under test."""
 
     def test_session(self, *arguments, **named):
         return super().test_session(*arguments, **named)
 
-    test_session.__test__ = False  # it is none, whatever it is called
+    test_session.__test__ = False  # it is none, despite its name
 
     def setUp(self):
         super().setUp()
@@ -86,7 +86,7 @@ class _AnyStrategy:
         self._test_global_step_update(self.strategy)
 
     def test_numpy_dataset(self):
-        self._test_numpy_dataset(self.strategy)  # skips what is not TensorFlow 1's
+        self._test_numpy_dataset(self.strategy)  # skips all but TensorFlow 1's
 
     def test_trainable_variable(self):
         self._test_trainable_variable(self.strategy)

@@ -37,14 +37,14 @@ def make(strategy):
 
 @pytest.fixture
 def no_collective(counters):
-    """Asserts that what is done in the test, after the call, needs no other rank."""
+    """Asserts that the test, after the call, needs no other rank."""
     before = []
     yield lambda: before.append(counters().tensors)
     assert [counters().tensors] == before
 
 
 def aggregate(aggregation, of_ranks, own):
-    """What the ranks' values become."""
+    """The aggregate of the ranks' values."""
     return {
         NONE: lambda: own,
         SUM: lambda: sum(of_ranks),
@@ -213,7 +213,7 @@ def test_scattering_that_no_aggregation_applies_to(strategy, make):
             )
     with pytest.raises(NotImplementedError, match="batch_scatter_update cannot"):
         strategy.run(variable.batch_scatter_update, args=(slices,))
-    # Outside of replicas all of it is what it always is.
+    # Outside of replicas all of it is as usual.
     variable.scatter_update(slices)
     variable.scatter_nd_add([[0]], tf.ones([1]))
     assert variable.numpy().tolist() == [2.0, 0.0, 0.0, 0.0]

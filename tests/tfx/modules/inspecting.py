@@ -1,4 +1,4 @@
-"""A run_fn that notes what a rank gets: its FnArgs, and its samples."""
+"""A run_fn that notes the FnArgs of a rank, and its samples."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""A run_fn that trains; custom_config says what goes wrong, and where to note what."""
+"""A run_fn that trains; custom_config names a folder for notes and for the fault."""
 
 import json
 import os
@@ -17,7 +17,7 @@ EPOCHS = 4
 
 
 class Fault(keras.callbacks.Callback):
-    """Has a rank fail at the end of an epoch, while a file is there."""
+    """Makes a rank fail at the end of an epoch, while a file is there."""
 
     def __init__(self, config):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A tuner_fn, on ranks or not, and a run_fn that notes what it has found."""
+"""A tuner_fn, on ranks or not, and a run_fn that notes its results."""
 
 import json
 import os
@@ -78,8 +78,7 @@ def dataset(fn_args, files):
     )
     of_tfx = fn_args.data_accessor.tf_dataset_factory
     if not keras_hvd.is_initialized():
-        # Of a number of batches that it does not know Keras counts one too many in its
-        # means.
+        # In its means Keras counts one batch too many if it does not know their number.
         data = of_tfx(files, options, network.schema())
         return data.apply(tf.data.experimental.assert_cardinality(len(list(data))))
     return keras_hvd.tfx.tf_dataset(

@@ -1,4 +1,4 @@
-"""That no collective is missing where the tests of all of them look for it."""
+"""No collective is missing from the list that the tests of all of them use."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which kernels the ops have, and what they keep in the host's memory on a GPU."""
+"""The ops' kernels, and the arguments that stay in the host's memory on a GPU."""
 
 import pytest
 import tensorflow as tf

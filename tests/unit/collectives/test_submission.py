@@ -1,4 +1,4 @@
-"""Collectives in graphs: their names, their order, and what is refused."""
+"""Collectives in graphs: their names, their order, and refusals."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""Where shard takes the ranks' parts out of a dataset."""
+"""The place where shard takes the ranks' parts out of a dataset."""
 
 import pytest
 import tensorflow as tf
@@ -18,7 +18,7 @@ def records(files: tf.data.Dataset | list[str] = FILES) -> tf.data.Dataset:
 
 
 def cut(dataset: tf.data.Dataset, policy: str, size: int = 2) -> list[str]:
-    """The kinds of what comes before the place, its own last."""
+    """The kinds of the datasets before the place, its own last."""
     graph = DatasetGraph(dataset, "shard")
     place, _, _ = shard_module()._choose(graph, policy, size)
     before = graph.before(place.dataset)

@@ -500,7 +500,7 @@ def test_which_rank_begins_a_piece_that_all_share_goes_round(ranks):
 
 
 def test_what_is_left_of_a_piece_weighs_what_its_ranks_have_of_it():
-    """Of pieces of 800 bytes one is whole, one a half, and one a quarter."""
+    """One piece of 800 bytes is whole, one a half, and one a quarter."""
     parts = np.array([[0, 0, 1], [1, 1, 2], [2, 3, 4]])
     weights = plan.remaining(parts, np.full(3, 800))
     assert weights.tolist() == [800, 400, 200]

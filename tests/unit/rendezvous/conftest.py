@@ -31,7 +31,7 @@ def links_with_other_hosts(rank: int, hosts: Sequence[int]) -> list[Link]:
 
 @dataclass
 class Threads:
-    """Calls that run beside the test, and what they return or raise."""
+    """Calls that run beside the test, and their results or errors."""
 
     results: dict[object, object] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Job:
         self.started.start(name, ranks.meet, *met)
 
     def end(self) -> list[Meeting]:
-        """What all ranks know when they have met."""
+        """The meetings of all ranks, when they have met."""
         ended = self.started.end()
         for one in ended.values():
             if isinstance(one, RendezvousError):
@@ -135,13 +135,13 @@ def threads() -> Threads:
 
 @pytest.fixture
 def begin_tls() -> BeginTls:
-    """What ranks with TLS have."""
+    """The function by which ranks with TLS begin it."""
     return tls.chosen({"KERAS_HVD_TLS": "1"})
 
 
 @pytest.fixture
 def new_job() -> Callable[..., Job]:
-    """Makes a `Job` of so many ranks, that meet at a free port."""
+    """Makes a `Job` of `size` ranks, which meet at a free port."""
 
     def make(size: int, host: str = "127.0.0.1", **arguments) -> Job:
         name = f"[{host}]" if ":" in host else host
@@ -153,5 +153,5 @@ def new_job() -> Callable[..., Job]:
 
 @pytest.fixture
 def rendezvous() -> str:
-    """HOST:PORT that nobody listens at."""
+    """HOST:PORT without a listener."""
     return f"127.0.0.1:{free_port()}"

@@ -1,6 +1,6 @@
-"""What strangers can send to ranks that meet, and what it brings them: nothing.
+"""Attacks of strangers on ranks that meet, which bring them nothing.
 
-Some know how the processes speak, some sit between two of them; none knows the secret.
+Some know the protocol, some sit between two processes; none knows the secret.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from keras_hvd.world.rendezvous.secret import Secret
 
 
 def receive(connected: socket.socket, size: int) -> bytes:
-    """Receives so many bytes, or fewer if the other end closes."""
+    """Receives `size` bytes, or fewer if the other end closes."""
     content = b""
     with contextlib.suppress(ConnectionResetError):
         while len(content) < size:
@@ -41,7 +41,7 @@ def is_closed_without_an_answer(connected: socket.socket) -> bool:
 class Proxy:
     """Passes bytes on between a client and a server, and records and changes them.
 
-    `change` gets each part and whether it is the server's, and returns what to pass on.
+    `change` gets each part and whether it is the server's, and returns its replacement.
     After `server_bytes` of the server it ends the connection.
     """
 
@@ -95,7 +95,7 @@ def end(*connections: socket.socket) -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-# --- strangers who connect -----------------------------------------------------------
+# --- strangers that connect ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ PLACES = {
 
 
 class FlipBit:
-    """Changes one bit of what the server, or the client, sends."""
+    """Changes one bit of the server's, or the client's, bytes."""
 
     def __init__(self, offset: int, of_server: bool):
         self._left = offset
@@ -320,7 +320,7 @@ def test_one_changed_bit_is_noticed(new_job):
         print(place, "of the", "server" if of_server else "client")
         ended = job.started.end()
         if isinstance(ended[0], Meeting):
-            # That connection was a stranger's, and the rank came again.
+            # The first connection counted as a stranger's, and the rank came again.
             assert PLACES[place] < MESSAGE
             assert len(proxy.of_client) > 2 * proof.HELLO_BYTES + proof.PROOF_BYTES
             assert [len(ended[rank].links) for rank in range(2)] == [2, 2]
@@ -392,7 +392,7 @@ def test_under_tls_one_changed_bit_is_noticed(new_job, begin_tls):
         print(offset, "of the", "server" if of_server else "client")
         ended = job.started.end()
         if isinstance(ended[0], Meeting):
-            # That connection was a stranger's, and the rank came again.
+            # The first connection counted as a stranger's, and the rank came again.
             sent = proxy.of_server if of_server else proxy.of_client
             assert len(sent) > 2 * MESSAGE + offset
             assert [len(ended[rank].links) for rank in range(2)] == [2, 2]
@@ -417,7 +417,7 @@ def test_a_table_that_ends_in_the_middle_is_an_error_on_both(
     assert "rank 1, on" in errors[0] and "ended while the job was start" in errors[0]
 
 
-# --- who knows the secret and breaks the rules ---------------------------------------
+# --- ranks that know the secret and break the rules ----------------------------------
 
 
 def error_after(job, told: bytes | dict) -> str:

@@ -8,7 +8,7 @@ from keras_hvd.world.rendezvous.event_loop import READ, EventLoop, pause, ready,
 
 
 def run_beside(waiting: int, main):
-    """Runs a coroutine while so many others wait for a time that does not come."""
+    """Runs a coroutine while `waiting` others wait for a time that does not come."""
     loop = EventLoop()
 
     async def with_others():
@@ -21,7 +21,7 @@ def run_beside(waiting: int, main):
 
 
 def seconds_of_wakes(waiting: int) -> float:
-    """The CPU time of some wakes by a socket, while so many others wait."""
+    """The CPU time of some wakes by a socket, while `waiting` others wait."""
     here, there = socket.socketpair()
 
     async def be_woken() -> float:

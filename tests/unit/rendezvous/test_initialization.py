@@ -1,4 +1,4 @@
-"""What the engine is given when ranks of several hosts have met.
+"""The engine's options when ranks of several hosts have met.
 
 Each rank is a process with a stand-in for the engine, which sends names through the
 links that it gets.
@@ -86,7 +86,7 @@ def start(rank: int, port: int, **variables: str) -> subprocess.Popen:
 
 
 def shown_by(started: list[subprocess.Popen]) -> list[dict]:
-    """What the engines were given, by rank."""
+    """The options of the engines, by rank."""
     ended = [process.communicate(timeout=60) for process in started]
     return [json.loads(out) for out, _ in ended]
 
@@ -106,7 +106,7 @@ def test_the_engine_gets_the_table_and_connected_links(new_job):
         assert sorted(one["got"]) == [f"{peer}>{rank}" for peer in peers]
         # The engine alone closes them.
         assert one["kept"] == []
-        # Whatever it starts does not know it.
+        # Processes that it starts do not know it.
         assert one["secret"] is None
     assert len({one["job"] for one in shown}) == 1
     assert [(one["cross_rank"], one["cross_size"]) for one in shown] == [

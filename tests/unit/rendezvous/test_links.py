@@ -1,4 +1,4 @@
-"""Which connections a rank takes for a link: those that have proven exactly that."""
+"""The connections that a rank takes for a link: they have proven exactly that."""
 
 import math
 import time

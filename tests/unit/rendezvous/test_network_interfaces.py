@@ -1,4 +1,4 @@
-"""Network interfaces by name, against what the system's own tool says."""
+"""Network interfaces by name, against the output of the system's own tool."""
 
 import json
 import shutil

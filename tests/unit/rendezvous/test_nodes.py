@@ -1,4 +1,4 @@
-"""The khvdruns of several hosts: who starts which ranks, and what goes wrong."""
+"""The khvdruns of several hosts: the ranks that each starts, and errors."""
 
 import re
 import socket
@@ -14,7 +14,7 @@ SECRET = Secret(b"only these tests know")
 
 @pytest.fixture
 def start(threads, rendezvous):
-    """Starts the khvdrun of a node, with so many ranks."""
+    """Starts the khvdrun of a node, with `ranks` ranks."""
 
     def start(number, count, ranks, timeout=20, secret=SECRET, tls=None):
         node = Node(number, count, ranks, rendezvous)

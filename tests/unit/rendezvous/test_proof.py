@@ -1,4 +1,4 @@
-"""The bytes that prove a secret: what they are of, and what they are not good for."""
+"""The bytes that prove a secret: their content, and uses that are refused."""
 
 import dataclasses
 

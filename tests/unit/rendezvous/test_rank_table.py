@@ -1,4 +1,4 @@
-"""The table of ranks: what is malformed or contradictory is refused by name."""
+"""The table of ranks: malformed or contradictory fields are refused by name."""
 
 import dataclasses
 import json

@@ -34,7 +34,7 @@ def receive(stream: Stream) -> bytes:
 
 
 def exchange_names(meetings) -> dict[tuple[int, int, Purpose], str]:
-    """What each end of each link gets, when all send who they are and what for."""
+    """The bytes at each end of each link, when all send their rank and purpose."""
     for rank, meeting in enumerate(meetings):
         for link, stream in meeting.links.items():
             send(stream, f"{rank} to {link.peer}: {link.purpose.name};".encode())
@@ -210,7 +210,7 @@ def test_an_interface_that_no_host_has_is_an_error(new_job):
     assert "has no network interface 'no0'" in job.errors()[0]
 
 
-# --- what goes wrong -----------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------
 
 
 def test_a_missing_rank_is_named_on_all(new_job):

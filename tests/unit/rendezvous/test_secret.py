@@ -1,4 +1,4 @@
-"""Where the secret comes from, what is refused, and that it shows nowhere."""
+"""The sources of the secret, refused ones, and that it shows nowhere."""
 
 import os
 import re
@@ -54,7 +54,7 @@ NOBODY, FS_GROUP = 65_534, 2_000
 
 
 def read_as(user, groups, path):
-    """What a process of a user says of a file: its error, or the secret's key."""
+    """The output of a user's process for a file: its error, or the secret's key."""
     process = subprocess.run(
         ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={groups}"]
         + [sys.executable, "-c", READ, str(path)],

@@ -1,4 +1,4 @@
-"""Ranks that hand each other memory, and what comes of those that cannot."""
+"""Ranks that hand each other memory, and ranks that cannot."""
 
 import contextlib
 import os
@@ -137,7 +137,7 @@ def test_ranks_that_cannot_hand_memory_over_are_on_hosts_of_their_own(
     ask = shared_memory.first_giver
 
     async def ask_through_a_wall(candidates, deadline):
-        """Ranks 2 and 3 find nobody where ranks 0 and 1 offer their memory."""
+        """Ranks 2 and 3 do not find ranks 0 and 1 where these offer their memory."""
         is_behind = len(candidates) >= 2
         found = [
             rank_at(NAME, one.rank) if is_behind and one.rank < 2 else one

@@ -1,4 +1,4 @@
-"""How ranks of a Slurm step learn where to meet, and what strangers can do to it.
+"""The way for ranks of a Slurm step to learn where to meet, and attacks on it.
 
 Credentials are those of a real munged, which this starts.
 """
@@ -79,7 +79,7 @@ def no_secret(monkeypatch) -> None:
 
 @pytest.fixture
 def step() -> Step:
-    """A step whose ports nobody has."""
+    """A step whose ports are free."""
     for number in range(os.getpid(), os.getpid() + 1000):
         found = Step(f"slurm-{number}.0", "localhost", is_on_first_node=True)
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
@@ -94,7 +94,7 @@ def listening(port: int) -> socket.socket:
 
 
 def own_address() -> str:
-    """Where rank 0 listens, first."""
+    """The first address at which rank 0 listens."""
     return network_interfaces.reachable(())[0]
 
 
@@ -113,7 +113,7 @@ class Ranks:
     def meet(
         self, rank: int, size: int = 2, timeout: float | None = None
     ) -> ranks.Meeting:
-        """As a rank does."""
+        """Meets the others as a rank does."""
         timeout = timeout or self._timeout
         place = RankIdentity(rank, size, 0, 1, self._step.name, host_key=f"host {rank}")
         world = World(rank, 2, 0, 1, None, None, self._step.name)
@@ -142,7 +142,7 @@ def assert_all_met(threads) -> None:
 
 
 def error_of(threads) -> str:
-    """The only rank's."""
+    """The error of the only rank."""
     (error,) = threads.errors().values()
     return error
 
@@ -152,7 +152,7 @@ def question(step: Step, nonce: bytes = bytes(32)) -> bytes:
 
 
 def everything(connected: socket.socket) -> bytes:
-    """What comes until the other end closes."""
+    """All bytes until the other end closes."""
     content = b""
     with contextlib.suppress(ConnectionResetError):
         while received := connected.recv(1 << 16):
@@ -161,7 +161,7 @@ def everything(connected: socket.socket) -> bytes:
 
 
 def credential_for(step: Step, connected: socket.socket, nonce: bytes) -> bytes:
-    """What rank 0 answers."""
+    """The credential that rank 0 answers with."""
     connected.sendall(question(step, nonce))
     return everything(connected)[4:]
 
@@ -178,7 +178,7 @@ def test_ranks_meet_with_a_fresh_secret(job, threads):
 def test_a_taken_port_is_passed_by(job, threads, step):
     with listening(step.ports()[0]), listening(step.ports()[1]):
         job.start(0)
-        # Whoever listens at the first ports says nothing, and is left after a while.
+        # The listener at the first ports says nothing, and is left after a while.
         with job.connect(step.ports()[2]):
             job.start(1)
             assert_all_met(threads)
@@ -258,7 +258,7 @@ def test_a_secret_of_the_user_needs_no_munge(threads, step, monkeypatch, no_libr
         assert_all_met(threads)
 
 
-# Where nobody else's munged is: mounts of its own.
+# Mounts of its own, without another munged.
 ALONE = """
 mount -t tmpfs none /run/munge 2>&1 && exec "$0" -c '
 import sys
@@ -438,7 +438,7 @@ def test_an_expired_credential_is_refused(munged):
     made = subprocess.run(
         ["munge", "--ttl", "1", "--string", "content"], capture_output=True, check=True
     ).stdout.strip()
-    # It is time itself that has to pass, and munged counts whole seconds.
+    # Time itself has to pass, and munged counts whole seconds.
     time.sleep(2.1)
     with pytest.raises(munge.CredentialError, match="Expired credential"):
         munge.decode(made)
@@ -464,7 +464,7 @@ def test_who_passes_questions_on_learns_nothing(job, threads, step):
     job.start(0)
     job.start(1)
     assert_all_met(threads)
-    # The credential was rank 0's own, and closed to who passed it on.
+    # The credential was rank 0's own, and unreadable for the process that passed it on.
     (passed,) = seen
     assert passed[4:10] == b"MUNGE:"
 

@@ -1,4 +1,4 @@
-"""TLS over one connection: what its two ends tell each other."""
+"""TLS over one connection: the messages of its two ends."""
 
 import contextlib
 import math
@@ -13,7 +13,7 @@ from keras_hvd.world.rendezvous.event_loop import EventLoop
 from keras_hvd.world.rendezvous.proof import Role
 
 CREDENTIALS = bytes(32), bytes(range(32))
-# Of nobody; it signs itself, and is for this file alone.
+# A self-signed one, for this file alone.
 CERTIFICATE = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgOAqzsqfkNO2R5Xed
@@ -69,7 +69,7 @@ def test_a_stream_ends_its_tls(streams, begin_tls):
     begin(streams, begin_tls, CREDENTIALS, CREDENTIALS)
     client, server = streams
     client.close()
-    # An end that nobody said is a ConnectionResetError.
+    # An end without notice is a ConnectionResetError.
     assert server.tls.recv(1) == b""
 
 
@@ -86,7 +86,7 @@ def test_a_certificate_is_no_key(streams, begin_tls, tmp_path):
     server.socket.setblocking(True)
 
     def intrude():
-        # What it makes of the end does not matter.
+        # Its reaction to the end does not matter.
         with contextlib.suppress(OSError):
             context.wrap_socket(server.socket.dup(), server_side=True).close()
 

@@ -1,4 +1,4 @@
-"""The page of a report: what it says, and that it says only what is known."""
+"""The page of a report: its content, of known facts only."""
 
 import re
 import subprocess
@@ -218,7 +218,7 @@ def test_the_page_of_the_longest_job_is_below_5_mb(tmp_path, ranks):
     assert len(text) < 5e6
 
 
-# What heads a row or a column and takes more than a line, of those that are no names.
+# Heads of rows and columns that take more than a line and are no names.
 _BROKEN = """
 [...document.querySelectorAll("th, td:first-child")].filter(cell => {
   const range = document.createRange()

@@ -1,4 +1,4 @@
-"""What a rank records is of one job, and a later job of the process begins without."""
+"""A rank's recording is of one job; a later job of the process begins without."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What a report says that `python -m keras_hvd.report` makes of timelines."""
+"""The reports that `python -m keras_hvd.report` makes from timelines."""
 
 import json
 import sys
@@ -218,7 +218,7 @@ def test_what_runs_on_the_gpu_moves_bytes_but_not_while_it_waits(tmp_path):
 
 
 def test_many_steps_of_ever_new_names_take_little(tmp_path):
-    """What is kept does not grow with the job, though the end of a request was lost."""
+    """The memory does not grow with the job, though the end of a request was lost."""
     steps, path = 2500, tmp_path / "long"
     with path.open("w") as file:
         file.write(f"[\n{start()},\n{tensor(0, 'a')},\n{tensor(1, 'a #2', tensor='a')}")
