@@ -93,13 +93,16 @@ def _end_after(seconds: float, path: str) -> None:
 
 def where_late(component: Component, ranks: int) -> str:
     """The places where the time limit ended ranks; "" if it ended none."""
-    said = [f"training had not ended after time_limit={component.time_limit:g} s"]
+    said = []
     for number in range(ranks):
         path = component.of_rank(number, _LATE)
         if os.path.exists(path) and os.path.getsize(path):
             with open(path) as file:
                 said.append(f"rank {number} was here:\n{file.read().rstrip()}")
-    return "\n".join(said) if len(said) > 1 else ""
+    if not said:
+        return ""
+    limit = f"training had not ended after time_limit={component.time_limit:g} s"
+    return "\n".join([limit, *said])
 
 
 # --- the user's function -------------------------------------------------------------

@@ -64,7 +64,8 @@ def _nothing_is_left(tmp_path, monkeypatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def network() -> types.ModuleType:
     """The module of the network, which no rank could import from this process' path."""
-    spec = importlib.util.spec_from_file_location("network", MODULES / "network.py")
+    path = MODULES / "wine_network.py"
+    spec = importlib.util.spec_from_file_location("wine_network", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

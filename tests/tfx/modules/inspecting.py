@@ -4,8 +4,8 @@ import json
 import pathlib
 
 import attrs
-import network
 import tensorflow as tf
+import wine_network
 from tfx_bsl.public import tfxio
 
 import keras_hvd
@@ -19,7 +19,7 @@ def run_fn(fn_args):
     batches = fn_args.data_accessor.record_batch_factory(
         fn_args.train_files,
         tfxio.RecordBatchesOptions(batch_size=7, num_epochs=1),
-        network.schema(),
+        wine_network.schema(),
     )
     noted["record batch rows"] = sum(batch.num_rows for batch in batches)
     (notes / f"rank-{keras_hvd.rank()}.json").write_text(json.dumps(noted))
@@ -34,7 +34,7 @@ def through_tfxio(policy, shuffle, epochs):
             tfxio.TensorFlowDatasetOptions(
                 batch_size=6, num_epochs=epochs, shuffle=shuffle, label_key="y"
             ),
-            network.schema(),
+            wine_network.schema(),
             policy=policy,
         )
         if epochs is None:
@@ -48,7 +48,7 @@ def plain(fn_args):
     files = tf.io.gfile.glob(fn_args.train_files)
     records = tf.data.TFRecordDataset(files, "GZIP")
     parsed = records.map(
-        lambda record: tf.io.parse_single_example(record, network.features())["y"]
+        lambda record: tf.io.parse_single_example(record, wine_network.features())["y"]
     )
     dataset = keras_hvd.data.distribute(parsed, batch_size=6, policy="data")
     return [y.numpy().ravel().tolist() for y in dataset]
@@ -57,7 +57,9 @@ def plain(fn_args):
 def by_files(fn_args):
     dataset = keras_hvd.data.from_files(
         fn_args.train_files, "tfrecord", compression="GZIP"
-    ).map(lambda record: tf.io.parse_single_example(record, network.features())["y"])
+    ).map(
+        lambda record: tf.io.parse_single_example(record, wine_network.features())["y"]
+    )
     return [y.numpy().ravel().tolist() for y in dataset.batch(3)]
 
 

@@ -6,8 +6,8 @@ import pathlib
 import signal
 
 import keras
-import network
 import numpy as np
+import wine_network
 from tfx_bsl.public import tfxio
 
 import keras_hvd
@@ -48,12 +48,12 @@ def run_fn(fn_args):
             num_epochs=1,
             shuffle=False,
             drop_final_batch=True,
-            label_key=network.LABEL,
+            label_key=wine_network.LABEL,
         ),
-        network.schema(),
+        wine_network.schema(),
     )
-    model = network.make()
-    model.compile(keras_hvd.DistributedOptimizer(network.optimizer()), "mse")
+    model = wine_network.make()
+    model.compile(keras_hvd.DistributedOptimizer(wine_network.optimizer()), "mse")
     history = model.fit(
         train,
         epochs=EPOCHS,
@@ -76,6 +76,6 @@ def run_fn(fn_args):
         "serving_model_dir": fn_args.serving_model_dir,
         "model_run_dir": fn_args.model_run_dir,
         "epochs": history.epoch,
-        "helper": network.__file__,
+        "helper": wine_network.__file__,
     }
     (notes / f"rank-{rank}.json").write_text(json.dumps(noted))

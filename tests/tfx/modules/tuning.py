@@ -7,8 +7,8 @@ import signal
 
 import keras
 import keras_tuner
-import network
 import tensorflow as tf
+import wine_network
 from tfx import v1 as tfx
 from tfx_bsl.public import tfxio
 
@@ -35,7 +35,7 @@ class Fault(keras.callbacks.Callback):
 
 
 def build(hp: keras_tuner.HyperParameters) -> keras.Model:
-    model = network.make()
+    model = wine_network.make()
     rate = hp.Float("rate", 1e-3, 1e-1, sampling="log")
     optimizer = keras.optimizers.SGD(rate, hp.Choice("momentum", [0.0, 0.9]))
     if keras_hvd.is_initialized():
@@ -74,15 +74,15 @@ def dataset(fn_args, files):
         num_epochs=1,
         shuffle=False,
         drop_final_batch=True,
-        label_key=network.LABEL,
+        label_key=wine_network.LABEL,
     )
     of_tfx = fn_args.data_accessor.tf_dataset_factory
     if not keras_hvd.is_initialized():
         # In its means Keras counts one batch too many if it does not know their number.
-        data = of_tfx(files, options, network.schema())
+        data = of_tfx(files, options, wine_network.schema())
         return data.apply(tf.data.experimental.assert_cardinality(len(list(data))))
     return keras_hvd.tfx.tf_dataset(
-        fn_args.data_accessor, files, options, network.schema()
+        fn_args.data_accessor, files, options, wine_network.schema()
     )
 
 
