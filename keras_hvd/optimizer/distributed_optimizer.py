@@ -230,5 +230,14 @@ def _require_keras_optimizer(optimizer: Any) -> None:
     what = "the class " if isinstance(optimizer, type) else "an instance of "
     raise TypeError(
         "DistributedOptimizer takes a Keras 3 optimizer (keras.optimizers.Optimizer); "
-        f"got {what}{kind.__module__}.{kind.__qualname__}"
+        f"got {what}{kind.__module__}.{kind.__qualname__}{_advice(kind)}"
+    )
+
+
+def _advice(kind: type) -> str:
+    if not kind.__module__.startswith("tf_keras."):
+        return ""
+    return (
+        ". tf_keras is Keras 2, and so is tf.keras with TF_USE_LEGACY_KERAS=1: write "
+        "`import keras`, or unset that variable"
     )

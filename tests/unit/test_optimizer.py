@@ -149,6 +149,11 @@ def test_copies_are_distributed(kind, copied):
             "tf.compat.v1.train.AdamOptimizer. Reduce the gradients that its "
             "compute_gradients returns with keras_hvd.grouped_allreduce",
         ),
+        (
+            type("Adam", (), {"__module__": "tf_keras.src.optimizers.adam"})(),
+            "tf_keras.src.optimizers.adam.Adam. tf_keras is Keras 2, and so is "
+            "tf.keras with TF_USE_LEGACY_KERAS=1: write `import keras`",
+        ),
     ],
 )
 def test_what_is_no_optimizer_is_refused_by_name(wrong, named):
