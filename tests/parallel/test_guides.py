@@ -149,6 +149,15 @@ def for_strategy() -> Names:
     return {"dataset": tf.data.Dataset.from_tensor_slices((x, y)).batch(32)}
 
 
+def for_accuracy() -> Names:
+    strategy = keras_hvd.Strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
+    x, _ = x_y().values()
+    dataset = tf.data.Dataset.from_tensor_slices((x, np.arange(96) % 10)).batch(32)
+    return {"strategy": strategy, "model": model, "dataset": dataset}
+
+
 def for_tfx() -> Names:
     record_files("GZIP")
     arguments = SimpleNamespace(train_files="train-*.tfrecord")
@@ -186,6 +195,8 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
     ),
     ("data_files", "position = keras_hvd.data.Position()"): (rows_in_files, None),
     ("data_files", "for epoch in range(position.epoch, 10):"): (loop_over_files, None),
+    ("from_tf_distribute", "from types import SimpleNamespace"): (dict, None),
+    ("from_tf_distribute", "with strategy.scope():"): (for_accuracy, None),
     ("saving", "if keras_hvd.rank() == 0:"): (trained_model, None),
     ("saving", "keras_hvd.barrier()"): (saved_model, None),
     ("strategy", "import keras_hvd, tensorflow as tf"): (for_strategy, None),
