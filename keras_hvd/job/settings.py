@@ -144,6 +144,13 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _ports(text: str) -> range:
+    first, _, last = text.partition("-")
+    if not 0 < _whole(first) <= _whole(last) < 2**16:
+        raise ValueError
+    return range(int(first), int(last) + 1)
+
+
 def _carrier(text: str) -> str:
     if text.lower() not in _CARRIERS:
         raise ValueError
@@ -199,6 +206,7 @@ network_interfaces: Setting[tuple[str, ...]] = Setting(
     (_names, "names of network interfaces, with commas"),
     *((), "NETWORK_INTERFACES", "GLOO_IFACE"),
 )
+ports = OwnSetting((_ports, "two port numbers, as 30000-30100"), range(0), "PORTS")
 # The folder that khvdrun has made for the job's recording.
 report = OwnSetting(_TEXT, "", "REPORT")
 required_size = OwnSetting(_count(), 0, "REQUIRE_SIZE")

@@ -106,7 +106,9 @@ class Exchange:
         self._key = _key(variables, drawn)
         self._tls = tls.chosen(variables)
         names = settings.network_interfaces(variables)
-        self._sockets = listen_at_free_ports(network_interfaces.reachable(names))
+        self._sockets = listen_at_free_ports(
+            network_interfaces.reachable(names), variables
+        )
         places = [str(Address(*one.getsockname()[:2])) for one in self._sockets]
         self.variables = {_ADDRESSES: ",".join(places), _SECRET: drawn}
         """The additions to the ranks' environment."""

@@ -203,6 +203,10 @@ _SEVERAL_HOSTS = (
         "use the first of these that a host has (default: the one that reaches HOST)",
     ),
     Option(
+        *("--ports FIRST-LAST", "KERAS_HVD_PORTS", values.ports, ""),
+        "ranks of several hosts listen at these ports only (default: any)",
+    ),
+    Option(
         *("--tls", "KERAS_HVD_TLS", "1", ""),
         "encrypt everything between hosts with TLS 1.3, which takes OpenSSL; all hosts "
         "need this option",

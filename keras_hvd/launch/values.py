@@ -97,6 +97,16 @@ def interfaces(text: str) -> str:
     return text
 
 
+def ports(text: str) -> str:
+    """Parses FIRST-LAST, for a variable."""
+    try:
+        settings.ports({"KERAS_HVD_PORTS": text})
+    except ValueError:
+        reason = f"{text!r} is not two port numbers, as 30000-30100"
+        raise ArgumentTypeError(reason) from None
+    return text
+
+
 def seconds(text: str) -> float:
     """Parses a number of seconds, from 0."""
     return _from_0(text, "seconds")

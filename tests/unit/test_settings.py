@@ -205,6 +205,16 @@ def test_the_names_of_network_interfaces():
         found({"KERAS_HVD_NETWORK_INTERFACES": "eth0,,ib0"})
 
 
+def test_the_ports_where_ranks_listen():
+    assert settings.ports({}) == range(0)
+    assert settings.ports({"KERAS_HVD_PORTS": "30000-30100"}) == range(30000, 30101)
+    for wrong in ("30000", "30100-30000", "0-10", "30000-65536", "a-b"):
+        with pytest.raises(
+            ValueError, match="PORTS must be two port numbers, as 30000"
+        ):
+            settings.ports({"KERAS_HVD_PORTS": wrong})
+
+
 def test_how_many_connections_carry_tensors():
     name = "KERAS_HVD_DATA_CONNECTIONS"
     counts = [settings.data_connections({name: text}) for text in ("", "1", "16")]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
+from keras_hvd.job import settings
 from keras_hvd.world.launchers import munge
 from keras_hvd.world.launchers.launcher import Way, World
 from keras_hvd.world.rendezvous import address as addresses
@@ -37,7 +38,7 @@ from keras_hvd.world.rendezvous.ranks import MeetingPoint, RankIdentity
 from keras_hvd.world.rendezvous.secret import Secret
 
 # Below the ports that Linux gives to connections.
-_FIRST_PORT, _LAST_PORT = 16384, 32767
+_PORTS = range(16384, 32768)
 # Other programs may have some of them.
 _TRIED_PORTS = 4
 
@@ -67,9 +68,10 @@ class Step(Way):
 
     def ports(self) -> range:
         """The ports of the first node where rank 0 may listen, in the order to try."""
-        choices = _LAST_PORT + 1 - _FIRST_PORT - _TRIED_PORTS
-        first = _FIRST_PORT + zlib.crc32(self.name.encode()) % choices
-        return range(first, first + _TRIED_PORTS)
+        ports = settings.ports() or _PORTS
+        last = max(1, len(ports) - _TRIED_PORTS)
+        first = zlib.crc32(self.name.encode()) % last
+        return ports[first : first + _TRIED_PORTS]
 
     def places(self, interfaces: Sequence[str]) -> list[Address]:
         """The places to look for rank 0, in order. Raises RendezvousError."""

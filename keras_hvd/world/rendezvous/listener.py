@@ -10,13 +10,15 @@ import collections
 import contextlib
 import errno
 import math
+import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from keras_hvd.exceptions import RendezvousError
+from keras_hvd.job import settings
 from keras_hvd.world.rendezvous import connection, event_loop
 from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.connection import Stream
@@ -172,8 +174,12 @@ def listen(addresses: Sequence[Address]) -> list[socket.socket]:
     return sockets
 
 
-def listen_at_free_ports(hosts: Sequence[str]) -> list[socket.socket]:
+def listen_at_free_ports(
+    hosts: Sequence[str], variables: Mapping[str, str] = os.environ
+) -> list[socket.socket]:
     """Sockets of a rank, at these IP addresses of this host. Raises RendezvousError.
+
+    KERAS_HVD_PORTS, among the variables, limits the ports.
 
     Example:
 
@@ -181,12 +187,32 @@ def listen_at_free_ports(hosts: Sequence[str]) -> list[socket.socket]:
     >>> sockets[0].getsockname()[1] > 0
     True
     """
+    ports = settings.ports(variables)
     try:
-        return listen([Address(host, 0) for host in hosts])
+        with contextlib.ExitStack() as opened:
+            sockets = [opened.enter_context(_listen_in(host, ports)) for host in hosts]
+            opened.pop_all()
+        return sockets
     except OSError as error:
         raise RendezvousError(
             f"this process cannot listen at {error.filename}: {error.strerror}"
         ) from None
+
+
+def _listen_in(host: str, ports: range) -> socket.socket:
+    """A socket at the first of the ports that is free; at any one if there are none."""
+    for port in ports or [0]:
+        address = Address(host, port)
+        try:
+            return _listen(address)
+        except OSError as error:
+            error.filename = str(address)
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise RendezvousError(
+        f"this process cannot listen at {host}: other programs, or ranks, have all "
+        f"{len(ports)} ports of KERAS_HVD_PORTS={ports[0]}-{ports[-1]}"
+    )
 
 
 def _listen(address: Address) -> socket.socket:

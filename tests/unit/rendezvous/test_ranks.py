@@ -204,6 +204,39 @@ def test_they_listen_at_the_chosen_interface_only(new_job, interfaces):
     assert seen == [{"127.0.0.1"}] * 3
 
 
+def free_ports(count: int) -> range:
+    """Successive ports that nobody has."""
+    for first in range(20000 + os.getpid() % 1000, 30000, count):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            for port in range(first, first + count):
+                opened.enter_context(socket.create_server(("127.0.0.1", port)))
+            return range(first, first + count)
+    raise RuntimeError("no free ports")
+
+
+def test_they_listen_at_the_chosen_ports_only(new_job, monkeypatch):
+    ports = free_ports(3)
+    monkeypatch.setenv("KERAS_HVD_PORTS", f"{ports[0]}-{ports[-1]}")
+    job = new_job(3)
+    for rank, key in enumerate("abc"):
+        job.start(rank, key, interfaces=("lo",))
+    table = job.end()[0].table
+    # At IPv4 and IPv6.
+    assert {each.port for one in table.ranks for each in one.addresses} == {*ports}
+
+
+def test_too_few_ports_are_an_error_on_all(new_job, monkeypatch):
+    ports = free_ports(2)
+    monkeypatch.setenv("KERAS_HVD_PORTS", f"{ports[0]}-{ports[-1]}")
+    job = new_job(3, timeout=2)
+    for rank, key in enumerate("abc"):
+        job.start(rank, key, interfaces=("lo",))
+    errors = job.errors()
+    found = f"have all 2 ports of KERAS_HVD_PORTS={ports[0]}-{ports[-1]}"
+    assert sum(found in each for each in errors.values()) >= 1
+    assert len(errors) == 3
+
+
 def test_an_interface_that_no_host_has_is_an_error(new_job):
     job = new_job(1)
     job.start(0, interfaces=("no0",))

@@ -184,6 +184,13 @@ def test_a_taken_port_is_passed_by(job, threads, step):
             assert_all_met(threads)
 
 
+@pytest.mark.parametrize("count", [2, 4, 50])
+def test_the_ports_are_those_that_a_firewall_lets_pass(step, monkeypatch, count):
+    monkeypatch.setenv("KERAS_HVD_PORTS", f"30000-{30000 + count - 1}")
+    assert len(step.ports()) == min(4, count)
+    assert {*step.ports()} <= {*range(30000, 30000 + count)}
+
+
 def test_where_all_ports_are_taken_rank_0_says_so(job, threads, step):
     with contextlib.ExitStack() as opened:
         for port in step.ports():
