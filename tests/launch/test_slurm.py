@@ -86,6 +86,21 @@ def test_the_commands_of_the_documentation(cluster, tmp_path):
         assert places(ended.stdout) == [*on_host[0], *on_host[1]]
 
 
+def test_the_batch_file_of_the_documentation(cluster, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
+    (batch,) = re.findall(r'^```sh title="train.sbatch"\n(.*?)^```', page, re.M | re.S)
+    here = f"PATH={Path(sys.executable).parent}:$PATH"
+    assert "source ~/keras/bin/activate" in batch
+    script = tmp_path / "train.sbatch"
+    script.write_text(batch.replace("source ~/keras/bin/activate", here))
+    (tmp_path / "train.py").symlink_to(RANKS / "place.py")
+    ended = cluster.run("sbatch", "--wait", "--chdir", tmp_path, script)
+    (log,) = tmp_path.glob("train-*.log")
+    assert ended.returncode == 0, log.read_text()
+    on_host = [[(n, 4, host, 2, f"host{host}") for n in range(4)] for host in (0, 1)]
+    assert places(log.read_text()) == [*on_host[0], *on_host[1]]
+
+
 def test_rank_0_on_another_node_than_the_first_is_an_error(cluster, tmp_path):
     (tmp_path / "hosts").write_text("host1\nhost0\n")
     # The other rank is ended two seconds later: at once its output may be lost.
