@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import importlib.util
 import os
 import shutil
@@ -163,20 +164,26 @@ def _diagnosis(given: Namespace, command: Sequence[str]) -> Options:
 
 def _parse_with_config_file(own: Sequence[str]) -> Namespace:
     parser = _parser()
-    given = parser.parse_args(own)
+    given = parser.read(own)
     path = given.config_file
     if path is None:
         return given
     from_file = config_file.arguments(path)
     try:
-        parser.parse_args(from_file)
+        parser.read(from_file)
     except UsageError as error:
         raise UsageError(f"--config-file: {str(path)!r}: {error}") from None
     # The last value wins: the command line's.
-    return parser.parse_args([*from_file, *own])
+    return parser.read([*from_file, *own])
 
 
 class _Parser(argparse.ArgumentParser):
+    def read(self, words: Sequence[str]) -> Namespace:
+        given, unknown = self.parse_known_args(words)
+        if unknown:
+            raise UsageError(_no_such_option(unknown[0].partition("=")[0]))
+        return given
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
@@ -242,6 +249,13 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             break
         at += 1 + (len(BY_NAME[argument].values) if argument in BY_NAME else 0)
     return list(arguments[:at]), list(arguments[at:])
+
+
+def _no_such_option(name: str) -> str:
+    shown = [each for each, row in BY_NAME.items() if row.help != argparse.SUPPRESS]
+    similar = difflib.get_close_matches(name, shown, n=1)
+    advice = f": did you mean {similar[0]}?" if similar else ""
+    return f"there is no option {name}{advice}"
 
 
 def _executable(name: str) -> str:

@@ -179,6 +179,22 @@ def test_reads_a_hostfile_of_this_host(khvdrun, tmp_path):
     assert "more processes than the 2 slots" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("--nodes-rank", "--node-rank"), ("--np=2", "-np"), ("--dryrun", "--dry-run")],
+)
+def test_guesses_which_option_was_meant(khvdrun, misspelt, meant):
+    ended = khvdrun.run(misspelt, 0, "true")
+    name = misspelt.partition("=")[0]
+    said = f"khvdrun: error: there is no option {name}: did you mean {meant}?"
+    assert (ended.returncode, ended.stderr.splitlines()[0]) == (2, said)
+
+
+def test_does_not_guess_where_no_option_is_similar(khvdrun):
+    ended = khvdrun.run("-np", 1, "--xyz", "true")
+    assert ended.stderr.splitlines()[0] == "khvdrun: error: there is no option --xyz"
+
+
 def test_help_and_version_succeed(khvdrun):
     helped = khvdrun.run("--help")
     assert helped.returncode == 0
