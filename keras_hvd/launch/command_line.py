@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import importlib.util
+import itertools
 import os
 import shutil
 import stat
@@ -57,6 +58,12 @@ _OF_ARGUMENTS = {
     "max_np": "--max-num-proc",
 }
 
+# Options that a script hardly ever has of its own.
+_UNLIKE_A_COMMANDS = {
+    *("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile"),
+    *("--nnodes", "--node-rank", "--rendezvous"),
+}
+
 
 def parse(arguments: Sequence[str]) -> Options:
     """Reads the command line, or prints an error and raises SystemExit(2)."""
@@ -79,7 +86,15 @@ def read(arguments: Sequence[str]) -> Options:
     3
     """
     own, command = _split(arguments)
-    return _checked(_parse_with_config_file(own), command)
+    given = _parse_with_config_file(own)
+    behind = _behind_the_command(given, arguments[len(own) :])
+    given.without_effect = {**given.without_effect, **behind}
+    try:
+        return _checked(given, command)
+    except UsageError as error:
+        if not behind:
+            raise
+        raise UsageError(f"{error}\nkhvdrun: {settings.explain(behind)}") from None
 
 
 def of_arguments(arguments: Mapping[str, Any], command: Sequence[str]) -> Options:
@@ -256,6 +271,22 @@ def _no_such_option(name: str) -> str:
     similar = difflib.get_close_matches(name, shown, n=1)
     advice = f": did you mean {similar[0]}?" if similar else ""
     return f"there is no option {name}{advice}"
+
+
+def _behind_the_command(given: Namespace, command: Sequence[str]) -> dict[str, str]:
+    """Options that the command gets and that were probably meant for khvdrun, with why.
+
+    A `--` shows that what follows is meant for the command.
+    """
+    words = itertools.takewhile(lambda word: word != "--", command)
+    names = _UNLIKE_A_COMMANDS.intersection(word.partition("=")[0] for word in words)
+    missing = [
+        name
+        for name in sorted(names)
+        if getattr(given, BY_NAME[name].sets) == DEFAULTS[BY_NAME[name].sets]
+    ]
+    why = "behind the command, which gets it: khvdrun's own options come before"
+    return dict.fromkeys(missing, why)
 
 
 def _executable(name: str) -> str:

@@ -195,6 +195,39 @@ def test_does_not_guess_where_no_option_is_similar(khvdrun):
     assert ended.stderr.splitlines()[0] == "khvdrun: error: there is no option --xyz"
 
 
+BEHIND = "(behind the command, which gets it: khvdrun's own options come before)"
+
+
+def test_warns_of_its_own_options_behind_the_command(khvdrun):
+    arguments = ["--hosts=node0:2", "-np", "2"]
+    ended = khvdrun.run("-np", 1, *ECHO_ARGUMENTS, *arguments)
+    assert ended.stdout == f"[0] {arguments}\n"
+    assert ended.stderr == (
+        f"khvdrun: warning: without effect here: --hosts {BEHIND}\n"
+    )
+
+
+def test_an_error_says_that_the_missing_option_is_behind_the_command(khvdrun):
+    ended = khvdrun.run(*ECHO_ARGUMENTS, "-np", 4)
+    assert ended.returncode == 2
+    error, explanation, _ = ended.stderr.splitlines()
+    assert error.startswith("khvdrun: error: how many processes? ")
+    assert explanation == f"khvdrun: without effect here: -np {BEHIND}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["--", "echo", "-H", "node0"], id="set-off"),
+        pytest.param(["echo", "--", "-H", "node0"], id="not-the-commands-either"),
+        pytest.param(["echo", "-np", "3"], id="given-before-too"),
+        pytest.param(["echo", "--verbose", "-n", "3", "--host", "a"], id="common"),
+    ],
+)
+def test_does_not_warn_of_arguments_that_are_the_commands_own(khvdrun, command):
+    assert khvdrun.run("-np", 1, *command).stderr == ""
+
+
 def test_help_and_version_succeed(khvdrun):
     helped = khvdrun.run("--help")
     assert helped.returncode == 0
