@@ -1,5 +1,7 @@
 """The command line of khvdrun, right and wrong."""
 
+import os
+import signal
 import socket
 import stat
 import sys
@@ -238,6 +240,20 @@ def test_help_and_version_succeed(khvdrun):
     options = [text.partition(" ")[0] for text in texts if text.startswith("-")]
     assert len(options) > 20 and len(set(options)) == len(options)
     assert not any("mark-cycles" in text and "no-" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--check-build"], ["--diagnose"], ["--dry-run", "-np", "1", "true"]],
+    ids=" ".join,
+)
+def test_ends_as_other_tools_do_when_its_reader_has_left(khvdrun, arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    # argparse drops a text that is not buffered.
+    ended = khvdrun.run(*arguments, stdout=writing, env={"PYTHONUNBUFFERED": ""})
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_help_documents_the_defaults_in_force():
