@@ -232,6 +232,10 @@ class Job:
         self._selector.unregister(self._joined)
         self._joined.close()
         self._has_joined = True
+        # Commands that train nothing are none the slower.
+        crowded = cores.crowded(len(self._ranks))
+        if crowded:
+            self._say(f"note: {crowded}")
         self._leave_others()
 
     def _on_others(self) -> None:
