@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import socket
 from pathlib import Path
 
 from keras_hvd.job.system_files import lines_of
@@ -34,6 +35,26 @@ def thread_variables(ranks: int) -> dict[str, str]:
     """Environment variables that give each of `ranks` ranks its share of the cores."""
     share = str(max(1, available() // ranks))
     return dict.fromkeys(_THREAD_VARIABLES, share)
+
+
+def crowded(ranks: int) -> str:
+    """Says that there are fewer cores than `ranks`, if there are; "" otherwise.
+
+    Example:
+
+    >>> crowded(1)
+    ''
+    >>> "take turns" in crowded(available() + 1)
+    True
+    """
+    usable = available()
+    if ranks <= usable:
+        return ""
+    found = "1 core" if usable == 1 else f"{usable} cores"
+    return (
+        f"{ranks} ranks take turns on the {found} that {socket.gethostname()} gives "
+        f"them: with -np {usable} each has one"
+    )
 
 
 def share(ranks: int) -> None:

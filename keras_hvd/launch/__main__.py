@@ -1,6 +1,7 @@
 """The entry point of `khvdrun` and of `python -m keras_hvd.launch`."""
 
 import os
+import select
 import shlex
 import signal
 import sys
@@ -26,7 +27,21 @@ from keras_hvd.world.rendezvous.nodes import NodeRanks, NotMetError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `khvdrun` and returns its exit code."""
     _open_standard_files()
-    return run(command_line.parse(sys.argv[1:] if arguments is None else arguments))
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            return run(command_line.parse(given))
+        finally:
+            # Python would do so at its very end, and complain there. It has no stdout
+            # if it was started without one.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if _is_read(1):
+            raise
+        # Nothing is left to flush there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
 
 
 def run(options: Options) -> int:
@@ -112,6 +127,13 @@ def _open_standard_files() -> None:
         except OSError:
             # open() takes the lowest number that is free: this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _is_read(descriptor: int) -> bool:
+    """Whether a pipe still has its reader, unlike after `| head`."""
+    watched = select.poll()
+    watched.register(descriptor, 0)
+    return not watched.poll(0)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import importlib.util
+import itertools
 import os
 import shutil
 import stat
@@ -56,6 +58,12 @@ _OF_ARGUMENTS = {
     "max_np": "--max-num-proc",
 }
 
+# Options that a script hardly ever has of its own.
+_UNLIKE_A_COMMANDS = {
+    *("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile"),
+    *("--nnodes", "--node-rank", "--rendezvous"),
+}
+
 
 def parse(arguments: Sequence[str]) -> Options:
     """Reads the command line, or prints an error and raises SystemExit(2)."""
@@ -78,7 +86,15 @@ def read(arguments: Sequence[str]) -> Options:
     3
     """
     own, command = _split(arguments)
-    return _checked(_parse_with_config_file(own), command)
+    given = _parse_with_config_file(own)
+    behind = _behind_the_command(given, arguments[len(own) :])
+    given.without_effect = {**given.without_effect, **behind}
+    try:
+        return _checked(given, command)
+    except UsageError as error:
+        if not behind:
+            raise
+        raise UsageError(f"{error}\nkhvdrun: {settings.explain(behind)}") from None
 
 
 def of_arguments(arguments: Mapping[str, Any], command: Sequence[str]) -> Options:
@@ -163,20 +179,26 @@ def _diagnosis(given: Namespace, command: Sequence[str]) -> Options:
 
 def _parse_with_config_file(own: Sequence[str]) -> Namespace:
     parser = _parser()
-    given = parser.parse_args(own)
+    given = parser.read(own)
     path = given.config_file
     if path is None:
         return given
     from_file = config_file.arguments(path)
     try:
-        parser.parse_args(from_file)
+        parser.read(from_file)
     except UsageError as error:
         raise UsageError(f"--config-file: {str(path)!r}: {error}") from None
     # The last value wins: the command line's.
-    return parser.parse_args([*from_file, *own])
+    return parser.read([*from_file, *own])
 
 
 class _Parser(argparse.ArgumentParser):
+    def read(self, words: Sequence[str]) -> Namespace:
+        given, unknown = self.parse_known_args(words)
+        if unknown:
+            raise UsageError(_no_such_option(unknown[0].partition("=")[0]))
+        return given
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
@@ -242,6 +264,29 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             break
         at += 1 + (len(BY_NAME[argument].values) if argument in BY_NAME else 0)
     return list(arguments[:at]), list(arguments[at:])
+
+
+def _no_such_option(name: str) -> str:
+    shown = [each for each, row in BY_NAME.items() if row.help != argparse.SUPPRESS]
+    similar = difflib.get_close_matches(name, shown, n=1)
+    advice = f": did you mean {similar[0]}?" if similar else ""
+    return f"there is no option {name}{advice}"
+
+
+def _behind_the_command(given: Namespace, command: Sequence[str]) -> dict[str, str]:
+    """Options that the command gets and that were probably meant for khvdrun, with why.
+
+    A `--` shows that what follows is meant for the command.
+    """
+    words = itertools.takewhile(lambda word: word != "--", command)
+    names = _UNLIKE_A_COMMANDS.intersection(word.partition("=")[0] for word in words)
+    missing = [
+        name
+        for name in sorted(names)
+        if getattr(given, BY_NAME[name].sets) == DEFAULTS[BY_NAME[name].sets]
+    ]
+    why = "behind the command, which gets it: khvdrun's own options come before"
+    return dict.fromkeys(missing, why)
 
 
 def _executable(name: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_hvd.launch import rank, report
+from keras_hvd.launch import import_errors, rank, report
 from keras_hvd.launch.job import CANNOT_START, Job
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.other_launchers import HandOver
@@ -227,7 +228,9 @@ class HandedOver(Job):
             return 128 + by
         tails = {number: tail.lines() for number, tail in self._tails.items()}
         first = first_failure(tails, self._own.lines())
-        for line in self._report(first, tails):
+        last_words = itertools.chain.from_iterable(tails.values())
+        explained = import_errors.explain(last_words, self._options)
+        for line in [*self._report(first, tails), *explained]:
             self._say(line)
         return 128 + first.signal if first.signal else code
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from keras_hvd.backends.current import allocator
 from keras_hvd.job import cores, process_limit
-from keras_hvd.launch import processes, rank, report
+from keras_hvd.launch import import_errors, processes, rank, report
 from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.node_ranks import environment_of
 from keras_hvd.launch.options import Options
@@ -232,6 +232,10 @@ class Job:
         self._selector.unregister(self._joined)
         self._joined.close()
         self._has_joined = True
+        # Commands that train nothing are none the slower.
+        crowded = cores.crowded(len(self._ranks))
+        if crowded:
+            self._say(f"note: {crowded}")
         self._leave_others()
 
     def _on_others(self) -> None:
@@ -473,7 +477,9 @@ class Job:
             self._ended = f"was ended by {by.name}"
             self._say(f"the job was ended by {by.name}")
             return 128 + by
-        for line in report.report(self._ranks, self._memory, self._stopped):
+        lines = report.report(self._ranks, self._memory, self._stopped)
+        lines += import_errors.explain(first.stderr.lines(), self._options)
+        for line in lines:
             self._say(line)
         if self._failed_elsewhere:
             self._say(self._failed_elsewhere)

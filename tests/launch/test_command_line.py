@@ -1,5 +1,7 @@
 """The command line of khvdrun, right and wrong."""
 
+import os
+import signal
 import socket
 import stat
 import sys
@@ -179,6 +181,55 @@ def test_reads_a_hostfile_of_this_host(khvdrun, tmp_path):
     assert "more processes than the 2 slots" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("--nodes-rank", "--node-rank"), ("--np=2", "-np"), ("--dryrun", "--dry-run")],
+)
+def test_guesses_which_option_was_meant(khvdrun, misspelt, meant):
+    ended = khvdrun.run(misspelt, 0, "true")
+    name = misspelt.partition("=")[0]
+    said = f"khvdrun: error: there is no option {name}: did you mean {meant}?"
+    assert (ended.returncode, ended.stderr.splitlines()[0]) == (2, said)
+
+
+def test_does_not_guess_where_no_option_is_similar(khvdrun):
+    ended = khvdrun.run("-np", 1, "--xyz", "true")
+    assert ended.stderr.splitlines()[0] == "khvdrun: error: there is no option --xyz"
+
+
+BEHIND = "(behind the command, which gets it: khvdrun's own options come before)"
+
+
+def test_warns_of_its_own_options_behind_the_command(khvdrun):
+    arguments = ["--hosts=node0:2", "-np", "2"]
+    ended = khvdrun.run("-np", 1, *ECHO_ARGUMENTS, *arguments)
+    assert ended.stdout == f"[0] {arguments}\n"
+    assert ended.stderr == (
+        f"khvdrun: warning: without effect here: --hosts {BEHIND}\n"
+    )
+
+
+def test_an_error_says_that_the_missing_option_is_behind_the_command(khvdrun):
+    ended = khvdrun.run(*ECHO_ARGUMENTS, "-np", 4)
+    assert ended.returncode == 2
+    error, explanation, _ = ended.stderr.splitlines()
+    assert error.startswith("khvdrun: error: how many processes? ")
+    assert explanation == f"khvdrun: without effect here: -np {BEHIND}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["--", "echo", "-H", "node0"], id="set-off"),
+        pytest.param(["echo", "--", "-H", "node0"], id="not-the-commands-either"),
+        pytest.param(["echo", "-np", "3"], id="given-before-too"),
+        pytest.param(["echo", "--verbose", "-n", "3", "--host", "a"], id="common"),
+    ],
+)
+def test_does_not_warn_of_arguments_that_are_the_commands_own(khvdrun, command):
+    assert khvdrun.run("-np", 1, *command).stderr == ""
+
+
 def test_help_and_version_succeed(khvdrun):
     helped = khvdrun.run("--help")
     assert helped.returncode == 0
@@ -189,6 +240,20 @@ def test_help_and_version_succeed(khvdrun):
     options = [text.partition(" ")[0] for text in texts if text.startswith("-")]
     assert len(options) > 20 and len(set(options)) == len(options)
     assert not any("mark-cycles" in text and "no-" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--check-build"], ["--diagnose"], ["--dry-run", "-np", "1", "true"]],
+    ids=" ".join,
+)
+def test_ends_as_other_tools_do_when_its_reader_has_left(khvdrun, arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    # argparse drops a text that is not buffered.
+    ended = khvdrun.run(*arguments, stdout=writing, env={"PYTHONUNBUFFERED": ""})
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_help_documents_the_defaults_in_force():

@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -370,3 +371,21 @@ def test_says_nothing_of_commands_that_train_nothing(khvdrun):
     ended = khvdrun.run("-np", 2, *python("print(1)"))
     assert ended.returncode == 0
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "joins"), [(2, True), (1, True), (2, False)], ids=str
+)
+def test_notes_once_that_ranks_of_a_job_share_cores(ranks, joins, khvdrun):
+    program = "import keras_hvd" + ("; keras_hvd.init()" if joins else "")
+    (core, *_) = os.sched_getaffinity(0)
+    ended = khvdrun.run(
+        *("-np", ranks, *python(program)),
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    note = (
+        f"khvdrun: note: 2 ranks take turns on the 1 core that {socket.gethostname()} "
+        "gives them: with -np 1 each has one\n"
+    )
+    assert ended.returncode == 0
+    assert ended.stderr == (note if joins and ranks > 1 else "")
