@@ -178,7 +178,8 @@ class BackupAndRestore(DistributedCallback):
         log.warn(
             f"BackupAndRestore: at the end of epoch {self._epoch}, {left} samples of "
             f"rank {basics.rank()} had been read and not trained on, more than the "
-            f"{taken} that had: is its batch_size={self.batch_size} the dataset's?"
+            f"{taken} that had: is its batch_size={self.batch_size} the dataset's?",
+            from_any_rank=True,
         )
 
     # --- files -----------------------------------------------------------------------
