@@ -114,3 +114,17 @@ def test_warnings_can_still_be_recorded_and_made_errors(khvdrun):
     )
     ended = khvdrun.run("-np", 2, *python(program))
     assert lines_of(0, ended) == lines_of(1, ended) == ["1", "raised"]
+
+
+def test_a_warning_of_one_rank_is_shown_from_it(khvdrun):
+    program = (
+        "import keras_hvd\n"
+        "from keras_hvd.job import log\n"
+        "keras_hvd.init()\n"
+        "log.warn('of all ranks')\n"
+        "if keras_hvd.rank() == 1:\n"
+        "    log.warn('of one', from_any_rank=True)\n"
+    )
+    ended = khvdrun.run("-np", 2, *python(program))
+    assert lines_of(0, ended) == ["<string>:4: UserWarning: of all ranks"]
+    assert lines_of(1, ended) == ["<string>:6: RankWarning: of one"]
