@@ -132,7 +132,7 @@ class BackupAndRestore(DistributedCallback):
         """Says where training goes on, counted as Keras' progress bar counts."""
         folder = os.path.join(self.backup_dir, "")
         if epoch >= (self.params or {}).get("epochs", epoch + 1):
-            return f"Nothing is left to train: {folder} is of the end of epoch {epoch}"
+            return f"Nothing is left to train: {folder} was saved after epoch {epoch}"
         step = f", after step {self._steps_before}," if self._steps_before else ""
         return f"Resumed at epoch {epoch + 1}{step} from {folder}"
 

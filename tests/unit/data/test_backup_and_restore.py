@@ -70,7 +70,7 @@ def test_it_says_that_nothing_is_left_to_train(model, tmp_path, capsys):
     callback = BackupAndRestore(str(tmp_path), delete_checkpoint=False)
     for _ in range(2):
         model.fit(x, x, epochs=2, verbose=0, callbacks=[callback])
-    said = f"Nothing is left to train: {tmp_path}/ is of the end of epoch 2\n"
+    said = f"Nothing is left to train: {tmp_path}/ was saved after epoch 2\n"
     assert capsys.readouterr().out == said
 
 
