@@ -94,6 +94,7 @@ class BackupAndRestore(DistributedCallback):
         self.delete_checkpoint = delete_checkpoint
         self._epoch = 0
         self._steps = 0  # in the epoch
+        self._steps_before = 0  # in the epoch, by the job that it goes on from
         self._saved_at = 0  # the value of `_steps` at the last save
         self._written = ""  # the file of weights that belongs to the backup
 
@@ -122,6 +123,18 @@ class BackupAndRestore(DistributedCallback):
         self.model._initial_epoch = found["epoch"]
         if self.position is not None and found["position"] is not None:
             self.position.restore(found["position"])
+            # Backups of earlier versions do not say.
+            self._steps_before = found.get("steps", 0)
+        if basics.rank() == 0:
+            print(self._resumed(found["epoch"]), flush=True)
+
+    def _resumed(self, epoch: int) -> str:
+        """Says where training goes on, counted as Keras' progress bar counts."""
+        folder = os.path.join(self.backup_dir, "")
+        if epoch >= (self.params or {}).get("epochs", epoch + 1):
+            return f"Nothing is left to train: {folder} was saved after epoch {epoch}"
+        step = f", after step {self._steps_before}," if self._steps_before else ""
+        return f"Resumed at epoch {epoch + 1}{step} from {folder}"
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
@@ -131,6 +144,8 @@ class BackupAndRestore(DistributedCallback):
             position.start_epoch(epoch)
         self._is_rest = position is not None and position.is_inside_epoch
         self._iterations = 0 if position is None else position.iterations
+        if not self._is_rest:
+            self._steps_before = 0
 
     def on_train_batch_end(self, batch, logs=None):
         # With steps_per_execution, `batch` is the last step's.
@@ -143,7 +158,7 @@ class BackupAndRestore(DistributedCallback):
         if self.save_freq == "epoch" or self._steps - self._saved_at < self.save_freq:
             return
         self._saved_at = self._steps
-        self._save(self._epoch)
+        self._save(self._epoch, self._steps_before + self._steps)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.position is not None:
@@ -151,7 +166,7 @@ class BackupAndRestore(DistributedCallback):
             self.position.end_epoch()
         if self._is_rest:
             _forget_number_of_steps()
-        self._save(epoch + 1)
+        self._save(epoch + 1, 0)
 
     def on_train_end(self, logs=None):
         if not self.delete_checkpoint or basics.rank() != 0:
@@ -178,7 +193,8 @@ class BackupAndRestore(DistributedCallback):
         log.warn(
             f"BackupAndRestore: at the end of epoch {self._epoch}, {left} samples of "
             f"rank {basics.rank()} had been read and not trained on, more than the "
-            f"{taken} that had: is its batch_size={self.batch_size} the dataset's?"
+            f"{taken} that had: is its batch_size={self.batch_size} the dataset's?",
+            from_any_rank=True,
         )
 
     # --- files -----------------------------------------------------------------------
@@ -186,7 +202,7 @@ class BackupAndRestore(DistributedCallback):
     def _path(self, name: str) -> str:
         return os.path.join(self.backup_dir, name)
 
-    def _save(self, epoch: int) -> None:
+    def _save(self, epoch: int, steps: int) -> None:
         position = None if self.position is None else self.position.state()
         if basics.rank() != 0:
             return
@@ -195,9 +211,9 @@ class BackupAndRestore(DistributedCallback):
         weights = "b" if self._written.startswith("a") else "a"
         weights = f"{weights}.weights.h5"
         self.model.save_weights(self._path(weights), overwrite=True)
-        state = {"weights": weights, "epoch": epoch, "position": position}
+        place = {"epoch": epoch, "steps": steps, "position": position}
         with framework.gfile.GFile(self._path(f"{_STATE}.new"), "w") as file:
-            file.write(json.dumps(state))
+            file.write(json.dumps({"weights": weights, **place}))
         framework.gfile.rename(self._path(f"{_STATE}.new"), self._path(_STATE), True)
         self._written = weights
 

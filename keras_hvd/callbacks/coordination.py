@@ -24,7 +24,7 @@ from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import callbacks_in, let_write
-from keras_hvd.job import basics, log
+from keras_hvd.job import basics, log, said_once
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import is_distributed, reduces_with
 from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
@@ -109,7 +109,7 @@ class _BeforeOthers(_Counting):
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         # The same dict goes to all callbacks, the progress bar among them.
-        if params and basics.rank() != 0:
+        if params and said_once.hides():
             params["verbose"] = 0
         super().set_params(params)
 

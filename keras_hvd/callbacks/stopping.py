@@ -19,6 +19,7 @@ from typing import Any
 import keras
 
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, callbacks_in
+from keras_hvd.job import basics
 from keras_hvd.job.host_allreduce import HostAllreduce
 
 # Callbacks of Keras that never ask to stop in the middle of an epoch.
@@ -69,6 +70,7 @@ class Stopping:
         self._when = When.NEVER
         self._free = [AnyRank("stop_training"), AnyRank("stop_training")]
         self._asked: AnyRank | None = None
+        self._is_known = False  # why training stops
 
     def begin(self, of_ranks: Iterable[When]) -> None:
         """Takes the needs of each rank's callbacks."""
@@ -88,15 +90,30 @@ class Stopping:
         # Not this rank's own wish: the others hear of that in their next step.
         if stop != wanted:
             model.stop_training = stop
+        self._explain(wanted, stop)
 
     def agree(self, model: keras.Model) -> None:
         """The same, but waits for all ranks."""
-        stop = self._answer() or bool(model.stop_training)
-        model.stop_training = self._free[-1](stop)
+        wanted = bool(model.stop_training)
+        wished = self._answer() or wanted
+        stop = model.stop_training = self._free[-1](wished)
+        self._explain(wanted, stop)
 
     def end(self) -> None:
         """Leaves no question under way."""
         self._answer()
+
+    def _explain(self, wanted: bool, stop: bool) -> None:
+        """Rank 0 says why it stops, if not by a wish of its own callbacks."""
+        self._is_known = self._is_known or wanted
+        if not stop or self._is_known or basics.rank() != 0:
+            return
+        self._is_known = True
+        print(
+            "\nTraining stops because another rank has set model.stop_training: "
+            "KERAS_HVD_ALL_OUTPUT=1 shows what its callbacks say.",
+            flush=True,
+        )
 
     def _answer(self) -> bool:
         """The answer to the last question."""

@@ -310,6 +310,7 @@ def _counted(
             f"{sum(counts.values())} samples, because files differ in size and each is "
             f"read by one of {plan.size} ranks. More, smaller files avoid that",
             stacklevel=3,
+            from_any_rank=True,
         )
     return plan
 
@@ -335,6 +336,7 @@ def _report(plan: plans.Plan) -> None:
             f"reads all of them, and keeps one of {plan.size} samples. With as many "
             f"{what} as ranks each would be read once",
             stacklevel=3,
+            from_any_rank=True,
         )
 
 

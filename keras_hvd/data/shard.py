@@ -480,6 +480,7 @@ def _is_sharded_by_user(plans: list[dict[str, Any]], place: int, size: int) -> b
             f"each rank would get a part of its part, 1 of {size * size}. Remove that "
             ".shard, or pass policy='off'",
             stacklevel=3,
+            from_any_rank=True,
         )
     return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from keras_hvd.job import native, settings
+from keras_hvd.job import native, said_once, settings
 
 
 def write(level: str, text: str) -> None:
@@ -18,10 +18,12 @@ def write(level: str, text: str) -> None:
     native.engine().khvd_log(number, text.encode())
 
 
-def warn(text: str, stacklevel: int = 1) -> None:
+def warn(text: str, stacklevel: int = 1, from_any_rank: bool = False) -> None:
     """Raises a Python warning if `KERAS_HVD_LOG_LEVEL` allows warnings.
 
-    As for `warnings.warn`, a `stacklevel` of 1 stands for the caller's line.
+    As for `warnings.warn`, a `stacklevel` of 1 stands for the caller's line. Rank 0
+    alone shows it, or any rank if it is about one, or given by one for all.
     """
     if settings.read().log_level <= settings.LOG_LEVELS.index("warning") + 1:
-        warnings.warn(text, stacklevel=stacklevel + 1)
+        category = said_once.RankWarning if from_any_rank else UserWarning
+        warnings.warn(text, category, stacklevel=stacklevel + 1)

@@ -196,6 +196,7 @@ _LEVEL: _Kind[int] = (
 )
 
 # Settings that are not for the engine.
+all_output = OwnSetting(_SWITCH, False, "ALL_OUTPUT")
 allocator = OwnSetting(
     (lambda text: ALLOCATORS[ALLOCATORS.index(text)], " or ".join(ALLOCATORS)),
     *("", "ALLOCATOR"),

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
+from keras_hvd.job import said_once
+
 # The exception with which this process failed to join the job.
 _of_joining: BaseException | None = None
 
@@ -50,10 +52,11 @@ def _print(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     is_interrupt = isinstance(error, KeyboardInterrupt)
+    text = "".join(traceback.format_exception_only(error)).rstrip()
     if error is not _of_joining and not is_interrupt:
+        said_once.tell_hidden(text)
         sys.__excepthook__(kind, error, trace)
         return
-    text = "".join(traceback.format_exception_only(error)).rstrip()
     where = _line_of_script(trace) if is_interrupt else ""
     sys.stderr.write(f"{text}{where}\n")
 

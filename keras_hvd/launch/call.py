@@ -23,7 +23,7 @@ import cloudpickle
 
 from keras_hvd.backends.current import allocator
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.job import cores
+from keras_hvd.job import cores, said_once
 from keras_hvd.launch import node_ranks
 from keras_hvd.launch.exchange import Caller
 from keras_hvd.world import environment
@@ -154,6 +154,7 @@ def _horovods(place: environment.World) -> dict[str, str]:
 def _exit_code(made: Outcome) -> int:
     if made.error is None:
         return 0
+    said_once.tell_hidden(made.description)
     # From these lines khvdrun tells the first failure from ranks that lost a peer.
     print(made.description, file=sys.stderr, flush=True)
     return 1

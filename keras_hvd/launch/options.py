@@ -253,6 +253,10 @@ _ITS_OUTPUT = (
         "pass on how rank 0 rewrites a line, such as a progress bar, although the "
         "output goes to no terminal",
     ),
+    Option(
+        *("--all-output", "KERAS_HVD_ALL_OUTPUT", "1", "all-output"),
+        "show what Keras prints, and warnings, from all ranks (default: rank 0 alone)",
+    ),
     Option("--verbose", "verbose", True, "verbose", "report each start and end"),
 )
 

@@ -365,6 +365,7 @@ def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> tuple[int, bool
             f"the ranks' datasets have different numbers of batches: {listed}. Each "
             f"rank takes {fewest}",
             stacklevel=6,
+            from_any_rank=True,
         )
     return fewest, may_lack_rows
 
@@ -408,7 +409,8 @@ def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operatio
     words = "keras_hvd: this epoch ends because rank {} has no more data; this rank has"
     if tf.executing_eagerly():
         if has:
-            log.warn(words.format(int(first_without)), stacklevel=7)
+            text = words.format(int(first_without))
+            log.warn(text, stacklevel=7, from_any_rank=True)
         return []
 
     def say():

@@ -258,7 +258,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 raise RuntimeError(what)
             if process_set.rank() == 0:
                 # Random augmentation may differ.
-                log.warn(what, stacklevel=2)
+                log.warn(what, stacklevel=2, from_any_rank=True)
             return
 
 

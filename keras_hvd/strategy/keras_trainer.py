@@ -19,6 +19,7 @@ from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.callbacks.writers import let_write
+from keras_hvd.job import said_once
 from keras_hvd.job.process_sets import global_process_set
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.traced_steps import STANDS_FOR
@@ -85,13 +86,13 @@ def _fit(plain, model, *args, **kwargs):
 
 
 def _quietly(method, plain, model, *args, **kwargs):
-    """Calls a method in which only the first rank shows its progress."""
+    """Calls a method in which only rank 0 shows its progress."""
     strategy = _strategy_of(model, method)
     if strategy is None:
         return plain(model, *args, **kwargs)
     _average_statistics(model)
     arguments = _arguments(plain, model, args, kwargs)
-    if strategy.extended.process_set.rank() != 0:
+    if said_once.hides():
         arguments["verbose"] = 0
     return plain(**arguments)
 

@@ -26,6 +26,7 @@ from keras_hvd.job import (
     log,
     mpi_functions,
     native,
+    said_once,
     script_end,
     settings,
     uncaught,
@@ -134,6 +135,7 @@ def _join(
 ) -> None:
     # A malformed setting must not become known when the others rely on this rank.
     given, timeline = settings.read(), settings.timeline()
+    shows_all = settings.all_output()
     sign = _check_size(launched, members)
     world, meeting = _meet(launched, members)
     if world.size < launched.size and members is not None:
@@ -143,6 +145,7 @@ def _join(
     with _leaving_on_error():
         _start_recording(launched, world, meeting, timeline)
     _warn(world, sign)
+    said_once.begin(world.rank, shows_all)
     _prepare_end(world)
     if os.environ.get(cores.SHARED) == "1":
         cores.share(launched.local_size)

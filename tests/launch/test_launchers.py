@@ -121,6 +121,21 @@ def test_ranks_reduce_together(launcher, tmp_path):
 
 
 @LAUNCHERS
+@pytest.mark.parametrize("all_output", ["0", "1"])
+def test_rank_0_alone_shows_warnings_unless_told(launcher, all_output, monkeypatch):
+    monkeypatch.setenv("KERAS_HVD_ALL_OUTPUT", all_output)
+    program = (
+        "import warnings, keras_hvd; keras_hvd.init(); "
+        "warnings.warn(f'of rank {keras_hvd.rank()}')"
+    )
+    command = [*launcher(2), sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "of rank 0" in ended.stderr
+    assert ("of rank 1" in ended.stderr) == (all_output == "1")
+
+
+@LAUNCHERS
 def test_ranks_know_their_job_through_a_shell(launcher):
     shell = ["sh", "-c", '"$0" "$@"; :', *SHOW_WORLD]
     assert len({world["job"] for world in worlds([*launcher(2), *shell])}) == 1

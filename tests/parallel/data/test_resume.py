@@ -215,6 +215,20 @@ def test_fit_goes_on_within_an_epoch(fit, at_once, equal_on_all_ranks):
     assert int(model.optimizer.iterations) == trained // BATCH
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_rank_0_says_where_fit_goes_on(fit, rank, capsys):
+    """It counts the steps of an epoch in all jobs that have trained on it."""
+    said = []
+    for step in (12, 7, None):
+        fit(step, save_freq=5, delete_checkpoint=False)
+        said += capsys.readouterr().out.splitlines()
+    where = [line.partition(" from ")[0] for line in said]
+    assert where == (rank == 0) * [
+        "Resumed at epoch 2, after step 10,",
+        "Resumed at epoch 2, after step 15,",
+    ]
+
+
 def test_fit_that_does_not_see_the_end_of_epochs(folder, tmp_path):
     backup = keras_hvd.broadcast_object(str(tmp_path), 0)
     position = Position()

@@ -131,3 +131,24 @@ def test_no_rank_waits_for_another_at_the_end_of_a_step(several_ranks, rank, fit
                 self.tell()
 
     assert fit(Late(), epochs=1) == [BATCHES]
+
+
+def test_the_rank_whose_loss_is_invalid_says_so(make_linear, rank, size, capsys):
+    model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    y = np.full((len(X), 2), np.nan if rank == size - 1 else 1)
+    callbacks = [BroadcastGlobalVariables(0), keras.callbacks.TerminateOnNaN()]
+    model.fit(X, y, 4, verbose=0, callbacks=callbacks)
+    said = "Batch 0: Invalid loss" in capsys.readouterr().out
+    assert keras_hvd.allgather_object(said) == [False] * (size - 1) + [True]
+
+
+@pytest.mark.parametrize("callback", [Visible, Hidden])
+def test_rank_0_says_once_that_another_rank_stops_it(
+    callback, fit, rank, size, several_ranks, capsys
+):
+    """Of a wish of its own its callbacks tell."""
+    fit(callback(2, rank == size - 1))
+    said = capsys.readouterr().out.count("another rank has set model.stop_training")
+    assert said == (rank == 0)
+    fit(callback(2, rank == 0), callback(2, rank == size - 1))
+    assert "another rank" not in capsys.readouterr().out

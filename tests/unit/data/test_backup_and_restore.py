@@ -44,7 +44,7 @@ class Interrupt(keras.callbacks.Callback):
             raise InterruptedError
 
 
-def test_without_a_position_it_goes_on_at_an_epoch(model, tmp_path):
+def test_without_a_position_it_goes_on_at_an_epoch(model, tmp_path, capsys):
     backup = str(tmp_path / "backup")
     x = np.ones((8, 1), np.float32)
 
@@ -57,10 +57,21 @@ def test_without_a_position_it_goes_on_at_an_epoch(model, tmp_path):
         fit(model, Interrupt())
     again = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
     again.compile(keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    assert capsys.readouterr().out == ""
     history = fit(again)
+    assert capsys.readouterr().out == f"Resumed at epoch 3 from {backup}/\n"
     assert history.epoch == [2, 3, 4]
     assert int(again.optimizer.iterations) == 5
     assert not (tmp_path / "backup").exists()
+
+
+def test_it_says_that_nothing_is_left_to_train(model, tmp_path, capsys):
+    x = np.ones((8, 1), np.float32)
+    callback = BackupAndRestore(str(tmp_path), delete_checkpoint=False)
+    for _ in range(2):
+        model.fit(x, x, epochs=2, verbose=0, callbacks=[callback])
+    said = f"Nothing is left to train: {tmp_path}/ was saved after epoch 2\n"
+    assert capsys.readouterr().out == said
 
 
 def test_what_was_restored_stays_whole_until_there_is_a_new_backup(model, tmp_path):
