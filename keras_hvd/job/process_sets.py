@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from keras_hvd.job import basics, native
+from keras_hvd.job import basics, native, said_once
 
 # None only for a set of no job, or on ranks that are no members. Type checkers must not
 # make all other callers check for it. The name is that of typeshed.
@@ -179,6 +179,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     process_set._number = number.value
     process_set._epoch = _last_epoch_with_sets = basics.epoch()
     process_set._removed = False
+    if ranks[0] == basics.rank():
+        # Rank 0 may not be in it, and then has nothing to show for it.
+        said_once.show()
     return process_set
 
 

@@ -52,6 +52,17 @@ def begin(rank: int, shows_all: bool) -> None:
         _install()
 
 
+def show() -> None:
+    """Hides nothing more in this job: this rank is the first one of a process set.
+
+    Example:
+
+    >>> show()
+    """
+    global _hides
+    _hides = False
+
+
 def hides() -> bool:
     """Whether this rank hides what rank 0 says too.
 

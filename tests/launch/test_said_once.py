@@ -116,6 +116,17 @@ def test_warnings_can_still_be_recorded_and_made_errors(khvdrun):
     assert lines_of(0, ended) == lines_of(1, ended) == ["1", "raised"]
 
 
+def test_the_first_rank_of_a_process_set_speaks_for_it(khvdrun):
+    program = (
+        "import warnings, keras_hvd\n"
+        "keras_hvd.init(process_sets=[keras_hvd.ProcessSet([1, 2])])\n"
+        "warnings.warn(f'of rank {keras_hvd.rank()}')\n"
+    )
+    ended = khvdrun.run("-np", 3, *python(program))
+    shown = [said_in(lines_of(rank, ended), [f"of rank {rank}"]) for rank in range(3)]
+    assert shown == [["of rank 0"], ["of rank 1"], []]
+
+
 def test_a_warning_of_one_rank_is_shown_from_it(khvdrun):
     program = (
         "import keras_hvd\n"
