@@ -13,6 +13,7 @@ import venv
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENGINE = "libkeras_hvd.so"
@@ -66,6 +67,24 @@ def test_the_readme_installs_it(wheel, tmp_path):
     khvdrun = [python.with_name("khvdrun"), "-np", "2", python, "-c", code]
     ended = subprocess.run(khvdrun, **outside)
     assert ended.stdout.count(str(packages / "keras_hvd" / "__init__.py")) == 2
+
+
+def test_extras_bring_a_tensorflow_that_it_serves(wheel, native):
+    built = json.loads((native / "build_info.json").read_text())["ops"]
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    wanted = [
+        Requirement(line.split(": ", 1)[1])
+        for line in lines
+        if re.match(r"Requires-Dist: tensorflow(-cpu)?\b(?!-)", line)
+    ]
+    assert {each.name for each in wanted} == {"tensorflow", "tensorflow-cpu"}
+    oldest, newest = (int([*built][i].split(".")[1]) for i in (0, -1))
+    for each in wanted:
+        assert all(ops["tensorflow"] in each.specifier for ops in built.values())
+        assert f"2.{oldest - 1}.9" not in each.specifier
+        assert f"2.{newest + 1}.0" not in each.specifier
 
 
 @pytest.fixture(scope="module")
