@@ -45,7 +45,7 @@ TAKEN = (
 )
 # For each TensorFlow, about: its wheel, what is taken out of it, and the build on two
 # idle cores; the first one's with the engine.
-DOWNLOAD_GB, UNPACKED_GB = 0.25, 1
+DOWNLOAD_MB, UNPACKED_GB = 250, 1
 FIRST_MINUTES, NEXT_MINUTES = 3, 1.5
 
 
@@ -141,9 +141,8 @@ def _say_costs(
     if missing:
         free = shutil.disk_usage(_cache()).free / 1e9
         print(
-            f"To download, once: {DOWNLOAD_GB * len(missing):.1f} GB, of which "
-            f"{UNPACKED_GB * len(missing)} GB unpacked stay in {_cache()} "
-            f"({free:.0f} GB are free)"
+            f"To download, once: {DOWNLOAD_MB * len(missing)} MB. Unpacked into "
+            f"{_cache()}: {UNPACKED_GB * len(missing)} GB, {free:.0f} GB are free"
         )
 
 

@@ -84,8 +84,7 @@ def test_it_says_what_it_takes_and_a_line_for_each_step(script, tmp_path, capsys
     lines[1] = re.sub(r"\d+ GB are free", "N GB are free", lines[1])
     assert lines == [
         "TensorFlow 2.21.0 is taken from /packages",
-        f"To download, once: 0.2 GB, of which 1 GB unpacked stay in {cache} "
-        "(N GB are free)",
+        f"To download, once: 250 MB. Unpacked into {cache}: 1 GB, N GB are free",
         "[1 of 4] downloading TensorFlow 2.20.* ... 2 MB, 0 s",
         "[2 of 4] building for TensorFlow 2.21.0 ... 0 s",
         "[3 of 4] building for TensorFlow 2.20.* ... 0 s",
