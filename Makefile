@@ -58,7 +58,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
-.PHONY: trainings-hosts-tests
+.PHONY: trainings-hosts-tests wheel-all
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
@@ -169,12 +169,19 @@ $(BUILT): $(NATIVE_SOURCES) $(INSTALLED)
 	$(BIN)/python -I bazel/build_libraries.py $(NATIVE)
 	@touch $@
 
-# The wheel: for all of these, which it takes out of their own wheels. For another
-# machine: make wheel ARCHITECTURE=aarch64
+# The wheel, for one TensorFlow: make wheel TENSORFLOW=tensorflow-cpu==2.19.*, else the one
+# that the active environment or .venv has. `make wheel-all`: for all of these. Those that
+# are not installed are taken out of their own wheels. For another machine: make wheel
+# ARCHITECTURE=aarch64
 WHEEL_TENSORFLOWS ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
 DIST ?= dist
+BUILD_WHEEL = @$(BIN)/python bazel/build_wheel.py --python $(PYTHON)
 wheel: | $(BIN)/python
-	$(BIN)/python bazel/build_wheel.py $(DIST) $(ARCHITECTURE) $(WHEEL_TENSORFLOWS)
+	$(BUILD_WHEEL) $(if $(filter file,$(origin TENSORFLOW)),--prefer-installed) \
+		$(DIST) $(ARCHITECTURE) '$(lastword $(subst ==, ,$(TENSORFLOW)))'
+
+wheel-all: | $(BIN)/python
+	$(BUILD_WHEEL) $(DIST) $(ARCHITECTURE) $(WHEEL_TENSORFLOWS)
 
 # The pages of docs/ as a site, in .venv/site. It takes the sources of keras_hvd alone.
 docs: $(INSTALLED)
@@ -284,7 +291,7 @@ newest-tests:
 # The wheel: what is in it, and the same tests with each TensorFlow that it serves, in a
 # fresh environment where only its own programs are on the PATH, and the checkout's
 # package on no path. `make test-more` has the oldest and the newest of them.
-wheel-tests: install wheel
+wheel-tests: install wheel-all
 	$(BIN)/python -m pytest -q tests/wheel --dist $(DIST)
 	for version in $(WHEEL_TENSORFLOWS); do \
 		tensorflow=tensorflow-cpu==$$version; \

@@ -3,8 +3,10 @@
 Everything else that describes the package is in pyproject.toml.
 """
 
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +95,21 @@ class PlatformDistribution(setuptools.Distribution):
 
     def has_ext_modules(self) -> bool:
         return True
+
+    def parse_config_files(self, *arguments, **options) -> None:
+        """Makes the extras ask for a TensorFlow that libraries built before serve."""
+        super().parse_config_files(*arguments, **options)
+        if not BUILT_BEFORE:
+            return
+        info = json.loads(pathlib.Path(BUILT_BEFORE, "build_info.json").read_text())
+        minors = [*info["ops"]]
+        major, newest = minors[-1].split(".")
+        served = f">={minors[0]},<{major}.{int(newest) + 1}"
+        for extra in ("tensorflow", "tensorflow-cpu", "gpu"):
+            self.extras_require[extra] = [
+                re.sub(r"^(tensorflow[^<>=]*)[^;]*", rf"\g<1>{served}", requirement)
+                for requirement in self.extras_require[extra]
+            ]
 
 
 setuptools.setup(

@@ -119,15 +119,22 @@ def _run_bazel(command: str, *arguments: str) -> str:
     # Also where it is empty: a Bazel server keeps the value of an earlier build.
     folder = os.environ.get("KERAS_HVD_TENSORFLOW", "")
     options.append(f"--repo_env=KERAS_HVD_TENSORFLOW={folder}")
-    done = subprocess.run(
+    process = subprocess.Popen(
         [bazel, command, *options, *arguments],
         cwd=CHECKOUT,
         stdout=subprocess.PIPE,
         text=True,
     )
-    if done.returncode != 0:
-        sys.exit(f"bazel {command} ended with code {done.returncode}; see above")
-    return done.stdout
+    try:
+        printed, _ = process.communicate()
+    except KeyboardInterrupt:
+        # It has got the signal too, and stops its server's work. Killed before that, it
+        # would leave the next build to wait.
+        process.wait()
+        sys.exit(130)
+    if process.returncode != 0:
+        sys.exit(f"bazel {command} ended with code {process.returncode}; see above")
+    return printed
 
 
 def _install(built: pathlib.Path, installed: pathlib.Path) -> None:

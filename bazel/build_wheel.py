@@ -3,22 +3,30 @@
     python bazel/build_wheel.py FOLDER ARCHITECTURE VERSION...
 
 ARCHITECTURE is that of this machine, as `uname -m` gives it, or aarch64. Each VERSION
-is one of TensorFlow, like 2.21.0. The one that this Python has installed is taken as
-it is. Nothing of the others is installed: their headers and libraries are taken out of
-their own wheels, and kept in ~/.cache/keras_hvd (or $XDG_CACHE_HOME). The same commit
-gives the same bytes.
+is one of TensorFlow, like 2.21.0 or 2.21.*. One that this Python has installed, or that
+of --python, is taken as it is. Nothing of the others is installed: their headers and
+libraries are taken out of their own wheels, and kept in ~/.cache/keras_hvd (or
+$XDG_CACHE_HOME). With --prefer-installed the installed one replaces VERSION. The same
+commit gives the same bytes.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import importlib.metadata
+import fnmatch
+import json
 import os
 import pathlib
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from collections.abc import Iterator
 
 CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 # All TensorFlows that we serve are published for it.
@@ -35,6 +43,34 @@ TAKEN = (
     "tensorflow/libtensorflow_cc.so.2",
     "tensorflow/libtensorflow_framework.so.2",
 )
+# For each TensorFlow, about: its wheel, what is taken out of it, and the build on two
+# idle cores; the first one's with the engine.
+DOWNLOAD_MB, UNPACKED_GB = 250, 1
+FIRST_MINUTES, NEXT_MINUTES = 3, 1.5
+
+
+class Steps:
+    """Prints one line for each step: its number, its name and how long it took."""
+
+    def __init__(self, count: int):
+        self._count = count
+        self._begun = 0
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[list[str]]:
+        """Gives a list for facts that are known at the end, which end the line."""
+        self._begun += 1
+        print(f"[{self._begun} of {self._count}] {name} ...", end=" ", flush=True)
+        facts: list[str] = []
+        begun = time.monotonic()
+        try:
+            yield facts
+            print(*facts, f"{time.monotonic() - begun:.0f} s", sep=", ", end="")
+        except KeyboardInterrupt:
+            print("interrupted; the next build keeps what is done", end="")
+            raise
+        finally:
+            print(flush=True)
 
 
 def _cache() -> pathlib.Path:
@@ -42,22 +78,31 @@ def _cache() -> pathlib.Path:
     return pathlib.Path(home) / "keras_hvd" / "tensorflow"
 
 
-def _tensorflow(version: str, architecture: str) -> str:
-    """$KERAS_HVD_TENSORFLOW for a version; empty for the one that is installed."""
+def _installed(pythons: list[str]) -> dict[str, pathlib.Path]:
+    """The TensorFlows that these Pythons have: versions, and the packages' folders."""
+    found: dict[str, pathlib.Path] = {}
+    for python in pythons:
+        finder = [python, "-I", CHECKOUT / "bazel" / "find_tensorflow.py"]
+        looked = subprocess.run(finder, capture_output=True, text=True)
+        if looked.returncode == 0:
+            each = json.loads(looked.stdout)
+            found.setdefault(each["version"], pathlib.Path(each["root"]).parent)
+    return found
+
+
+def _place(
+    version: str, architecture: str, installed: dict[str, pathlib.Path]
+) -> pathlib.Path | None:
+    """$KERAS_HVD_TENSORFLOW for a version; None if it must be downloaded."""
     if architecture == os.uname().machine:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            if importlib.metadata.version(DISTRIBUTIONS[architecture]) == version:
-                return ""
-    return str(_downloaded(version, architecture))
+        for each in fnmatch.filter(installed, version):
+            return installed[each]
+    return max(_cache().glob(f"{version}-{architecture}"), default=None)
 
 
-def _downloaded(version: str, architecture: str) -> pathlib.Path:
-    """The folder with the headers and libraries of a version, downloaded once."""
-    folder = _cache() / f"{version}-{architecture}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+def _download(version: str, architecture: str, facts: list[str]) -> pathlib.Path:
+    """Downloads a version; returns the folder with its headers and libraries."""
+    with tempfile.TemporaryDirectory(dir=_cache()) as scratch:
         _pip(
             *("download", "--no-deps", "--only-binary=:all:"),
             *("--python-version", PYTHON, "--dest", scratch),
@@ -65,12 +110,14 @@ def _downloaded(version: str, architecture: str) -> pathlib.Path:
             f"{DISTRIBUTIONS[architecture]}=={version}",
         )
         (wheel,) = pathlib.Path(scratch).glob("*.whl")
+        facts.append(f"{wheel.stat().st_size / 1e6:.0f} MB")
         partial = pathlib.Path(scratch, "taken")
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 if name.startswith(TAKEN) or name.endswith(".dist-info/METADATA"):
                     archive.extract(name, partial)
         # Only a complete folder gets the name under which it is found.
+        folder = _cache() / f"{wheel.name.split('-')[1]}-{architecture}"
         try:
             partial.rename(folder)
         except OSError:
@@ -80,7 +127,31 @@ def _downloaded(version: str, architecture: str) -> pathlib.Path:
     return folder
 
 
-def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathlib.Path:
+def _say_costs(
+    architecture: str, places: dict[str, pathlib.Path | None], missing: list[str]
+) -> None:
+    minutes = FIRST_MINUTES + NEXT_MINUTES * (len(places) - 1)
+    print(
+        f"A wheel for {architecture} and TensorFlow {', '.join(reversed(places))}: "
+        f"at most {minutes:.0f} minutes on two idle cores"
+    )
+    for version, place in places.items():
+        if place is not None:
+            print(f"TensorFlow {version} is taken from {place}")
+    if missing:
+        free = shutil.disk_usage(_cache()).free / 1e9
+        print(
+            f"To download, once: {DOWNLOAD_MB * len(missing)} MB. Unpacked into "
+            f"{_cache()}: {UNPACKED_GB * len(missing)} GB, {free:.0f} GB are free"
+        )
+
+
+def build(
+    folder: pathlib.Path,
+    architecture: str,
+    versions: list[str],
+    installed: dict[str, pathlib.Path],
+) -> pathlib.Path:
     """Builds the wheel into `folder`, and gives its path."""
     # Installed files have the modes of the wheel's.
     os.umask(0o022)
@@ -88,22 +159,35 @@ def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathl
     if architecture != os.uname().machine:
         configs.append(architecture)
     # The newest first: that is most often the installed one, whose ops are compiled.
-    places = [_tensorflow(version, architecture) for version in reversed(versions)]
+    places = {
+        version: _place(version, architecture, installed)
+        for version in reversed(versions)
+    }
+    missing = [version for version, place in places.items() if place is None]
+    _cache().mkdir(parents=True, exist_ok=True)
+    _say_costs(architecture, places, missing)
+    steps = Steps(len(missing) + len(versions) + 1)
+    for version in missing:
+        with steps.step(f"downloading TensorFlow {version}") as facts:
+            places[version] = _download(version, architecture, facts)
     with tempfile.TemporaryDirectory(prefix="keras_hvd-wheel-") as scratch:
         native = pathlib.Path(scratch, "native")
-        for place in places:
+        for version, place in places.items():
             script = CHECKOUT / "bazel" / "build_libraries.py"
-            _run(
-                [sys.executable, "-I", script, native, *configs],
-                KERAS_HVD_TENSORFLOW=place,
+            with steps.step(f"building for TensorFlow {version}"):
+                _run(
+                    [sys.executable, "-I", script, native, *configs],
+                    KERAS_HVD_TENSORFLOW=str(place),
+                )
+        with steps.step("packing the wheel") as facts:
+            _pip(
+                *("wheel", "--no-deps", "--wheel-dir", scratch, str(CHECKOUT)),
+                KERAS_HVD_NATIVE=str(native),
+                KERAS_HVD_PLATFORM=f"{PLATFORM}_{architecture}",
+                SOURCE_DATE_EPOCH=_commit_time(),
             )
-        _pip(
-            *("wheel", "--no-deps", "--wheel-dir", scratch, str(CHECKOUT)),
-            KERAS_HVD_NATIVE=str(native),
-            KERAS_HVD_PLATFORM=f"{PLATFORM}_{architecture}",
-            SOURCE_DATE_EPOCH=_commit_time(),
-        )
-        (built,) = pathlib.Path(scratch).glob("keras_hvd-*.whl")
+            (built,) = pathlib.Path(scratch).glob("keras_hvd-*.whl")
+            facts.append(f"{built.stat().st_size / 1e6:.1f} MB")
         folder.mkdir(parents=True, exist_ok=True)
         # An installation from the folder must get this wheel.
         for earlier in folder.glob(f"keras_hvd-*_{architecture}.whl"):
@@ -127,12 +211,50 @@ def _pip(command: str, *arguments: str, **variables: str) -> None:
 
 
 def _run(command: list, **variables: str) -> None:
-    done = subprocess.run(command, env={**os.environ, **variables})
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} ended with code {done.returncode}")
+    environment = {**os.environ, **variables}
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for line in process.stderr:
+            if not line.startswith("Starting local Bazel server"):
+                print(line, end="", file=sys.stderr, flush=True)
+        code = process.wait()
+    except KeyboardInterrupt:
+        # It has got the signal too, and need not say so once more.
+        process.stderr.read()
+        process.wait()
+        raise
+    if code != 0:
+        sys.exit(f"{shlex.join(map(str, command))} ended with code {code}; see above")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("architecture", choices=DISTRIBUTIONS)
+    parser.add_argument("versions", nargs="+")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--prefer-installed", action="store_true")
+    asked = parser.parse_args()
+    for version in asked.versions:
+        if not re.fullmatch(r"\d+(\.(\d+|\*))+", version):
+            sys.exit(
+                f"{version!r} names no version of TensorFlow, as 2.20.0 and 2.20.* do: "
+                "make wheel TENSORFLOW=tensorflow-cpu==2.20.*"
+            )
+    installed = _installed([asked.python, sys.executable])
+    if asked.prefer_installed:
+        asked.versions = list(installed)[:1] or asked.versions
+    wheel = build(asked.folder, asked.architecture, asked.versions, installed)
+    print(
+        f"To install it: pip install {wheel}\n"
+        f"And a TensorFlow, if you have none: pip install '{wheel}[tensorflow-cpu]'"
+    )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4 or sys.argv[2] not in DISTRIBUTIONS:
-        sys.exit(__doc__)
-    print(build(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

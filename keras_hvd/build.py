@@ -1,7 +1,7 @@
 """`python -m keras_hvd.build`: ops for this Python's TensorFlow, if they are missing.
 
-A wheel has ops for the TensorFlows that there were when it was made. Bazel makes those
-for another one from the sources in the wheel; they lie beside the others.
+A wheel has ops for the TensorFlows that it was made for. Bazel makes those for another
+one from the sources in the wheel; they lie beside the others.
 """
 
 import argparse

@@ -66,26 +66,75 @@ def describe(module: str) -> str:
     return ", ".join(found) or "not from a package: its version is unknown"
 
 
-def install_command() -> str:
+def install_command(extra: str = "") -> str:
     """The pip command that reinstalls this copy from its folder, file or version.
+
+    With an extra, it installs what the extra adds. A checkout that hides an installed
+    copy gives that one's. A note in brackets follows if the source may be elsewhere.
 
     Example:
 
     >>> install_command().startswith(sys.executable + " -m pip install ")
     True
     """
+    copy = hidden_copy() or PACKAGE
+    wanted = f"[{extra}]" if extra else ""
+    if (copy.parent / "WORKSPACE").exists():
+        return _pip("install", "-e", f"{copy.parent}{wanted}")
+    options = () if extra else ("--force-reinstall", "--no-deps")
+    origins = (
+        _origin(each)
+        for each in importlib.metadata.distributions(name="keras_hvd")
+        if _package(each) == copy
+    )
+    origin = next(origins, None)
+    if origin is None:
+        command = _pip("install", *options, f"keras_hvd{wanted}=={__version__}")
+        return f"{command} (if it came from a wheel file, name that file instead)"
+    command = _pip("install", *options, f"{origin}{wanted}")
+    # It may have been deleted, or belong to another user.
+    if not os.path.exists(origin):
+        command += " (which is no longer there: name the place where it is now)"
+    return command
+
+
+def hidden_copy() -> Path | None:
+    """The installed copy that this checkout, which is not installed in place, hides."""
+    if not (PACKAGE.parent / "WORKSPACE").exists():
+        return None
+    copies = [
+        _package(each)
+        for each in importlib.metadata.distributions(name="keras_hvd")
+        # Builds leave an .egg-info in a checkout, which is no installation.
+        if each.read_text("METADATA") is not None
+    ]
+    if PACKAGE in copies:
+        return None
+    return next((each for each in copies if (each / "__init__.py").exists()), None)
+
+
+def how_to_use_the_hidden() -> str:
+    """Says that this checkout hides an installed copy, and what to do; else "".
+
+    Example:
+
+    >>> how_to_use_the_hidden()
+    ''
+    """
+    hidden = hidden_copy()
+    if hidden is None:
+        return ""
     checkout = PACKAGE.parent
-    if (checkout / "WORKSPACE").exists():
-        return _pip("install", "-e", str(checkout))
-    source = f"keras_hvd=={__version__}"
-    for each in importlib.metadata.distributions(name="keras_hvd"):
-        if _package(each) == PACKAGE:
-            origin = _origin(each)
-            # It may have been deleted, or belong to another user.
-            if origin is not None and os.path.exists(origin):
-                source = str(origin)
-            break
-    return _pip("install", "--force-reinstall", "--no-deps", source)
+    hides = f"The checkout {checkout} hides the keras_hvd that is installed in {hidden}"
+    on_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if str(checkout) in map(os.path.realpath, on_path):
+        return f"{hides}: take it out of PYTHONPATH"
+    # Earlier Pythons do not know it.
+    safe = ", or with PYTHONSAFEPATH=1 (python -P)" * (sys.version_info >= (3, 11))
+    return (
+        f"{hides}, because Python looks first into the script's folder (with -m or -c "
+        f"into the current one). Run the script in another folder{safe}"
+    )
 
 
 def other_copies() -> list[Path]:

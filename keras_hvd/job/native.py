@@ -11,7 +11,7 @@ import ctypes
 import fnmatch
 import functools
 import hashlib
-import importlib
+import importlib.metadata
 import json
 import pathlib
 import sys
@@ -371,14 +371,20 @@ def ops_info(tensorflow: str) -> dict[str, Any]:
     versions = ", ".join(each["tensorflow"] for each in built.values())
     text = (
         f"this is TensorFlow {tensorflow}, and the ops in {_FOLDER} were built for "
-        f"{versions}: an op library serves one minor version. Install "
+        f"{versions}: an op library serves one minor version. "
     )
+    hidden = installed.how_to_use_the_hidden()
+    if hidden:
+        raise exceptions.LibraryError(f"{text}{hidden}")
+    # Another package's files would go over those of this one.
+    names = importlib.metadata.packages_distributions().get("tensorflow", [])
+    text += _install_tensorflow(*names[:1])
     if _numbers(tensorflow) < _numbers(_OLDEST):
         raise exceptions.LibraryError(
-            f"{text}one of those: there are none for TensorFlow before {_OLDEST}"
+            f"{text} (there are no ops for TensorFlow before {_OLDEST})"
         )
     raise exceptions.LibraryError(
-        f"{text}one of those, or build ops for this one, where there is Bazel, with: "
+        f"{text}; or build ops for this one, where there is Bazel, with: "
         f"{sys.executable} -m keras_hvd.build"
     )
 
@@ -453,9 +459,9 @@ def _is_ours(path: str) -> bool:
     return name == _ENGINE or fnmatch.fnmatchcase(name, _ALL_OPS)
 
 
-def _install_tensorflow() -> str:
+def _install_tensorflow(name: str | None = None) -> str:
     *_, built_for = build_info()["ops"].values()
-    package = f"{built_for['distribution']}=={built_for['tensorflow']}"
+    package = f"{name or built_for['distribution']}=={built_for['tensorflow']}"
     return (
         "Install one that keras_hvd was built for with: "
         f"{sys.executable} -m pip install {package}"
@@ -486,8 +492,6 @@ def _mend_ops() -> str:
 
 
 def _install_again() -> str:
-    command = installed.install_command()
-    text = f"Install keras_hvd again with: {command}"
-    if not command.endswith(f"keras_hvd=={__version__}"):
-        return text
-    return f"{text} (and --find-links FOLDER, where the wheel is in a folder)"
+    return installed.how_to_use_the_hidden() or (
+        f"Install keras_hvd again with: {installed.install_command()}"
+    )

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from keras_hvd.job import cores, settings
+from keras_hvd.job import cores, installed, settings
 from keras_hvd.launch import config_file, hosts, values
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.options import (
@@ -331,7 +331,9 @@ def _report(given: Namespace) -> Path | None:
     if path is None or given.dry_run:
         return None
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--report takes matplotlib: pip install 'keras_hvd[report]'")
+        raise UsageError(
+            f"--report takes matplotlib: {installed.install_command('report')}"
+        )
     try:
         values.file_to_write(str(path))
         # The recording is beside it until the end.

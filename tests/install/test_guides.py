@@ -15,7 +15,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 PAGES = {
     "index": [
         # In tests/wheel, where the wheel is.
-        'pip install --find-links dist "keras_hvd[tensorflow-cpu]" scikit-learn',
+        'pip install "$(echo dist/keras_hvd-*.whl)[tensorflow-cpu]" scikit-learn',
         "khvdrun --check-build",
         "python plain.py",
         "khvdrun -np 4 python train.py",

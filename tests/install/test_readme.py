@@ -66,7 +66,7 @@ def test_every_command_is_tested_below():
         "python train.py",
         "mpirun -np 2 python train.py",
         # In tests/wheel, where the wheel is.
-        'pip install --find-links dist "keras_hvd[tensorflow-cpu]"',
+        'pip install "$(echo dist/keras_hvd-*.whl)[tensorflow-cpu]"',
     ]
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from keras_hvd.job import installed
 from keras_hvd.launch import command_line
 
 ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
@@ -261,6 +262,14 @@ def test_help_documents_the_defaults_in_force():
     declared = command_line.Options(check_build=False)
     assert options.term_after == declared.term_after == 5
     assert options.kill_after == declared.kill_after == 5
+
+
+def test_says_how_to_install_what_a_report_takes(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command_line.parse(["-np", "2", "--report", str(tmp_path / "r.html"), "true"])
+    advice = f"--report takes matplotlib: {installed.install_command('report')}"
+    assert advice in capsys.readouterr().err
 
 
 def test_starts_without_tensorflow_and_keras(khvdrun):

@@ -50,30 +50,75 @@ def this_copy(packages, monkeypatch) -> pathlib.Path:
     return packages / "keras_hvd"
 
 
+@pytest.fixture
+def checkout(packages, tmp_path, monkeypatch) -> pathlib.Path:
+    """One that is not installed, as the copy that runs: its folder is the script's."""
+    folder = tmp_path / "checkout"
+    (folder / "keras_hvd").mkdir(parents=True)
+    (folder / "WORKSPACE").touch()
+    # As builds leave it there. It is no installation.
+    (folder / "keras_hvd.egg-info").mkdir()
+    (folder / "keras_hvd.egg-info" / "PKG-INFO").write_text("Name: keras_hvd\n")
+    sys.path.insert(0, str(folder))
+    monkeypatch.setattr(installed, "PACKAGE", folder / "keras_hvd")
+    return folder
+
+
 def test_checkout_is_installed_again_in_place():
     assert installed.install_command().endswith(f"pip install -e {CHECKOUT}")
+    assert installed.install_command("io").endswith(f"-e '{CHECKOUT}[io]'")
 
 
 def test_what_came_from_an_index_comes_from_there_again(packages, this_copy):
     install(packages)
-    again = f"--force-reinstall --no-deps keras_hvd=={__version__}"
+    note = "(if it came from a wheel file, name that file instead)"
+    again = f"--force-reinstall --no-deps keras_hvd=={__version__} {note}"
     assert installed.install_command().endswith(again)
+    extra = f"pip install 'keras_hvd[io]=={__version__}' {note}"
+    assert installed.install_command("io").endswith(extra)
 
 
 @pytest.mark.parametrize("name", ["a checkout", "keras_hvd-0.1.0-py3-none-any.whl"])
 def test_what_came_from_here_comes_from_here_again(packages, this_copy, tmp_path, name):
     source = tmp_path / name
     install(packages, url=source.as_uri())
-    # It is gone.
-    assert installed.install_command().endswith(f"keras_hvd=={__version__}")
+    again = f"--no-deps {shlex.quote(str(source))}"
+    # An index might have another package of that name.
+    gone = "(which is no longer there: name the place where it is now)"
+    assert installed.install_command().endswith(f"{again} {gone}")
     source.touch()
-    assert installed.install_command().endswith(f"--no-deps {shlex.quote(str(source))}")
+    assert installed.install_command().endswith(again)
+    assert installed.install_command("io").endswith(f"pip install '{source}[io]'")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="There is no python -P")
+def test_checkout_that_hides_an_installed_copy(packages, checkout, monkeypatch):
+    """As for a script in a checkout, beside an installed wheel."""
+    wheel = checkout / "keras_hvd-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    install(packages, url=wheel.as_uri())
+    hides = (
+        f"The checkout {checkout} hides the keras_hvd that is installed in {packages}"
+    )
+    elsewhere = "in another folder, or with PYTHONSAFEPATH=1 (python -P)"
+    assert installed.how_to_use_the_hidden().startswith(hides)
+    assert installed.how_to_use_the_hidden().endswith(elsewhere)
+    assert installed.install_command("io").endswith(f"pip install '{wheel}[io]'")
+    monkeypatch.setenv("PYTHONPATH", f":{checkout}")
+    assert installed.how_to_use_the_hidden().endswith(": take it out of PYTHONPATH")
+
+
+def test_checkout_that_hides_nothing(packages, checkout):
+    assert installed.how_to_use_the_hidden() == ""
+    install(packages, url=checkout.as_uri(), dir_info={"editable": True})
+    assert installed.how_to_use_the_hidden() == ""
+    assert installed.install_command().endswith(f"pip install -e {checkout}")
 
 
 def test_another_copy_says_nothing_of_this_one(packages, tmp_path, monkeypatch):
     monkeypatch.setattr(installed, "PACKAGE", tmp_path / "copied" / "keras_hvd")
     install(packages, url=tmp_path.as_uri())
-    assert installed.install_command().endswith(f"keras_hvd=={__version__}")
+    assert f" keras_hvd=={__version__} (if" in installed.install_command()
 
 
 def test_one_copy(packages, this_copy):

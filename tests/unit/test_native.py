@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.metadata
 import json
 import pathlib
 import re
@@ -17,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from keras_hvd.exceptions import LibraryError
-from keras_hvd.job import native
+from keras_hvd.job import installed, native
 from keras_hvd.version import __version__
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -151,6 +152,26 @@ def test_not_built(folder):
     assert f"{sys.executable} -m pip install" in str(raised.value)
 
 
+def test_not_built_in_a_checkout_that_hides_an_installed_copy(folder, monkeypatch):
+    """A build in place would not be what its user wants, who has installed a wheel."""
+    monkeypatch.setattr(
+        installed, "hidden_copy", lambda: pathlib.Path("/site/keras_hvd")
+    )
+    with pytest.raises(LibraryError) as raised:
+        native.engine()
+    assert "hides the keras_hvd that is installed in /site/keras_hvd" in str(
+        raised.value
+    )
+    assert "pip install" not in str(raised.value)
+    put_build_info(folder, "2.20.0")
+    with pytest.raises(LibraryError) as raised:
+        native.ops_info("2.21.0")
+    assert "hides the keras_hvd that is installed in /site/keras_hvd" in str(
+        raised.value
+    )
+    assert "keras_hvd.build" not in str(raised.value)
+
+
 def test_library_missing_beside_its_build_info(folder):
     put_build_info(folder, "2.21.0")
     with pytest.raises(LibraryError, match=r"libkeras_hvd\.so is missing"):
@@ -217,7 +238,7 @@ def test_library_that_cannot_be_opened(folder):
             "2.22.0-rc1",
             f"where there is Bazel, with: {sys.executable} -m keras_hvd.build",
         ),
-        ("2.15.1", "there are none for TensorFlow before 2.16"),
+        ("2.15.1", "(there are no ops for TensorFlow before 2.16)"),
     ],
 )
 def test_another_minor_version_of_tensorflow_is_refused_before_opening(
@@ -230,11 +251,15 @@ def test_another_minor_version_of_tensorflow_is_refused_before_opening(
     monkeypatch.setattr(native, "_mapped_libraries", set)
     module = types.SimpleNamespace(__version__=version)
     monkeypatch.setitem(sys.modules, "tensorflow", module)
+    packages = {"tensorflow": ["tensorflow-rocm"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
     with pytest.raises(LibraryError) as raised:
         native.ops()
     message = str(raised.value)
     assert f"this is TensorFlow {version}" in message
     assert f"the ops in {folder} were built for 2.16.2, 2.20.0" in message
+    # The package that is installed. Another one's files would go over its files.
+    assert f"{sys.executable} -m pip install tensorflow-rocm==2.20.0" in message
     assert message.endswith(advice)
 
 

@@ -12,5 +12,5 @@ def pytest_addoption(parser):
         "--dist",
         type=pathlib.Path,
         default=CHECKOUT / "dist",
-        help="the folder that `make wheel` has put it into",
+        help="the folder that `make wheel-all` has put it into",
     )

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
+import os
 import pathlib
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +13,7 @@ import venv
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENGINE = "libkeras_hvd.so"
@@ -44,8 +45,9 @@ def wheel(request, architecture) -> pathlib.Path:
 def test_the_readme_installs_it(wheel, tmp_path):
     """With this environment's TensorFlow, which is not downloaded once more."""
     readme = (CHECKOUT / "README.md").read_text()
-    (command,) = re.findall(r"^pip (install .*)$", readme, re.M)
-    (tmp_path / "dist").symlink_to(wheel.parent.resolve())
+    (command,) = re.findall(r"^pip install .*$", readme, re.M)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / wheel.name).symlink_to(wheel.resolve())
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True, symlinks=True)
     python = environment / "bin" / "python"
@@ -56,12 +58,33 @@ def test_the_readme_installs_it(wheel, tmp_path):
         if "keras_hvd" not in package.name:
             (others / package.name).symlink_to(package)
     (packages / "others.pth").write_text(str(others))
+    # An index might have another package of that name.
+    variables = {**os.environ, "PIP_NO_INDEX": "1"}
+    variables["PATH"] = f"{python.parent}:{variables['PATH']}"
     outside = {"cwd": tmp_path, "check": True, "stdout": subprocess.PIPE, "text": True}
-    subprocess.run([python, "-m", "pip", *shlex.split(command)], **outside)
+    subprocess.run(command, shell=True, env=variables, **outside)
     code = "import keras_hvd; keras_hvd.init(); print(keras_hvd.__file__)"
     khvdrun = [python.with_name("khvdrun"), "-np", "2", python, "-c", code]
     ended = subprocess.run(khvdrun, **outside)
     assert ended.stdout.count(str(packages / "keras_hvd" / "__init__.py")) == 2
+
+
+def test_extras_bring_a_tensorflow_that_it_serves(wheel, native):
+    built = json.loads((native / "build_info.json").read_text())["ops"]
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    wanted = [
+        Requirement(line.split(": ", 1)[1])
+        for line in lines
+        if re.match(r"Requires-Dist: tensorflow(-cpu)?\b(?!-)", line)
+    ]
+    assert {each.name for each in wanted} == {"tensorflow", "tensorflow-cpu"}
+    oldest, newest = (int([*built][i].split(".")[1]) for i in (0, -1))
+    for each in wanted:
+        assert all(ops["tensorflow"] in each.specifier for ops in built.values())
+        assert f"2.{oldest - 1}.9" not in each.specifier
+        assert f"2.{newest + 1}.0" not in each.specifier
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_hvd.data.readers import tensorflow_io
 from keras_hvd.data.readers.reader import Reader, require_columns
+from keras_hvd.job import installed
 
 if TYPE_CHECKING:
     import pyarrow
@@ -112,7 +113,7 @@ def _why_not(engine: str) -> str:
     try:
         importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
-        return "pyarrow is not installed: pip install 'keras_hvd[io]'"
+        return f"pyarrow is not installed: {installed.install_command('io')}"
     except ImportError as error:
         return str(error)
     return ""

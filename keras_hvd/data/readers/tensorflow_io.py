@@ -7,6 +7,8 @@ import types
 
 import tensorflow as tf
 
+from keras_hvd.job import installed
+
 VERSIONS = "tensorflow-io 0.37.1, which loads on TensorFlow 2.16 only"
 
 
@@ -21,7 +23,7 @@ def why_not() -> str:
     if not tf.__version__.startswith("2.16."):
         return f"this is TensorFlow {tf.__version__}"
     if importlib.util.find_spec("tensorflow_io") is None:
-        return "tensorflow-io is not installed: pip install 'keras_hvd[io]'"
+        return f"tensorflow-io is not installed: {installed.install_command('io')}"
     try:
         load()
     except Exception as error:  # its libraries may raise anything

@@ -4,6 +4,8 @@ import datetime
 import gzip
 import json
 import pickle
+import re
+import sys
 
 import fastavro
 import numpy as np
@@ -15,6 +17,7 @@ from pyarrow import parquet
 import keras_hvd
 from keras_hvd.data import Position, from_files, plan, readers
 from keras_hvd.data.readers import tensorflow_io
+from keras_hvd.job import installed
 
 NO_TENSORFLOW_IO = tensorflow_io.why_not()
 needs_tensorflow_io = pytest.mark.skipif(
@@ -251,6 +254,20 @@ def test_what_needs_tensorflow_io_says_which_versions(avro_files, parquet_files)
     with pytest.raises(ImportError, match=f"{versions}, or through pyarrow"):
         from_files(parquet_files, "parquet", engine="tensorflow-io")
     assert len(samples(from_files(parquet_files, "parquet"))) == 100
+
+
+def test_missing_pyarrow(parquet_files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    advice = f"pyarrow is not installed: {installed.install_command('io')}"
+    with pytest.raises(ImportError, match=re.escape(advice)):
+        from_files(parquet_files, "parquet", engine="pyarrow")
+
+
+def test_missing_tensorflow_io(monkeypatch):
+    monkeypatch.setattr(tf, "__version__", "2.16.2")
+    monkeypatch.setattr(tensorflow_io.importlib.util, "find_spec", lambda name: None)
+    advice = f"tensorflow-io is not installed: {installed.install_command('io')}"
+    assert tensorflow_io.why_not() == advice
 
 
 def test_arguments_that_make_no_sense(tmp_path):
