@@ -349,7 +349,7 @@ constraints:
 FREEZE = $(1)/bin/pip freeze --exclude-editable --exclude keras_hvd \
 	> $(VENV)/constraints.txt && mv $(VENV)/constraints.txt $(call CONSTRAINTS_OF,$(2))
 
-# For the inner loop: what a change most often breaks, in under five minutes.
+# For the inner loop: what a change most often breaks, in about five minutes.
 test-quick: lint
 	$(BIN)/python -m pytest -q tests/unit
 	$(CORE_JOB)

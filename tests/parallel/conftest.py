@@ -106,7 +106,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    if keras_hvd.rank() != 0 and not report.failed:
+    # Where a test has lost the job, its error is what counts.
+    if keras_hvd.is_initialized() and keras_hvd.rank() != 0 and not report.failed:
         return report.outcome, "", ""
     return None
 
