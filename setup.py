@@ -104,7 +104,10 @@ class PlatformDistribution(setuptools.Distribution):
         info = json.loads(pathlib.Path(BUILT_BEFORE, "build_info.json").read_text())
         minors = [*info["ops"]]
         major, newest = minors[-1].split(".")
+        oldest = int(minors[0].split(".")[1])
+        between = {f"{major}.{minor}" for minor in range(oldest, int(newest))}
         served = f">={minors[0]},<{major}.{int(newest) + 1}"
+        served += "".join(f",!={minor}.*" for minor in sorted(between - {*minors}))
         for extra in ("tensorflow", "tensorflow-cpu", "gpu"):
             self.extras_require[extra] = [
                 re.sub(r"^(tensorflow[^<>=]*)[^;]*", rf"\g<1>{served}", requirement)

@@ -97,7 +97,12 @@ def _place(
     if architecture == os.uname().machine:
         for each in fnmatch.filter(installed, version):
             return installed[each]
-    return max(_cache().glob(f"{version}-{architecture}"), default=None)
+    kept = _cache().glob(f"{version}-{architecture}")
+    return max(kept, key=_numbers, default=None)
+
+
+def _numbers(folder: pathlib.Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", folder.name)]
 
 
 def _download(version: str, architecture: str, facts: list[str]) -> pathlib.Path:

@@ -110,8 +110,8 @@ class Stopping:
             return
         self._is_known = True
         print(
-            "\nTraining stops because another rank has set model.stop_training: "
-            "KERAS_HVD_ALL_OUTPUT=1 shows what its callbacks say.",
+            "\nTraining stops because another rank has set model.stop_training: its "
+            "callbacks' words are shown with KERAS_HVD_ALL_OUTPUT=1.",
             flush=True,
         )
 

@@ -110,7 +110,7 @@ def hidden_copy() -> Path | None:
     ]
     if PACKAGE in copies:
         return None
-    return next((each for each in copies if (each / "__init__.py").exists()), None)
+    return next((each for each in copies if os.path.exists(each / "__init__.py")), None)
 
 
 def how_to_use_the_hidden() -> str:

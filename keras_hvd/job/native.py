@@ -376,9 +376,11 @@ def ops_info(tensorflow: str) -> dict[str, Any]:
     hidden = installed.how_to_use_the_hidden()
     if hidden:
         raise exceptions.LibraryError(f"{text}{hidden}")
-    # Another package's files would go over those of this one.
+    # Another package's files would go over those of this one. Nightly builds have other
+    # versions.
     names = importlib.metadata.packages_distributions().get("tensorflow", [])
-    text += _install_tensorflow(*names[:1])
+    known = [each for each in names if "nightly" not in each]
+    text += _install_tensorflow(*known[:1])
     if _numbers(tensorflow) < _numbers(_OLDEST):
         raise exceptions.LibraryError(
             f"{text} (there are no ops for TensorFlow before {_OLDEST})"

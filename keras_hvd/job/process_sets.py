@@ -179,9 +179,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     process_set._number = number.value
     process_set._epoch = _last_epoch_with_sets = basics.epoch()
     process_set._removed = False
-    if ranks[0] == basics.rank():
-        # Rank 0 may not be in it, and then has nothing to show for it.
-        said_once.show()
+    said_once.speak_for(number.value, ranks)
     return process_set
 
 
@@ -221,6 +219,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if not number:
         return False
     basics.check(native.engine().khvd_remove_process_set(number))
+    said_once.fall_silent(number)
     process_set._number = None
     process_set._removed = True
     return True

@@ -1,22 +1,24 @@
 """Hides what all ranks would say: rank 0 shows it for all of them.
 
 That is what Keras prints (summaries, progress bars, what its callbacks say), and
-warnings: of Python, and in the logs of TensorFlow and Keras. Errors, and what a script
-prints itself, come from every rank.
+warnings: of Python, and of TensorFlow and Keras in their logs. Errors, and what a
+script prints and logs itself, come from every rank.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import importlib.util
 import logging
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from keras_hvd.job import basics
 
 _MOST_KEPT = 20
 
@@ -26,7 +28,13 @@ _TELLS_OF_ERROR = "keras.src.callbacks.terminate_on_nan"
 # In the texts of errors about another rank's end.
 _BLAMES_ANOTHER = "RankFailedError", "AbortedError", "The job cannot go on"
 
+# The frameworks' own files: a script may write to their logs too.
+_FRAMEWORKS = re.compile(r"/(tensorflow|keras|absl)/")
+
 _hides = False
+
+# The process sets without rank 0 whose first rank this is.
+_speaks_for: set[int] = set()
 
 # The last warnings that were hidden, which may explain why this rank fails.
 _kept: collections.deque[str] = collections.deque(maxlen=_MOST_KEPT)
@@ -47,31 +55,47 @@ def begin(rank: int, shows_all: bool) -> None:
     """
     global _hides
     _hides = rank != 0 and not shows_all
+    _speaks_for.clear()
     _kept.clear()
     if _hides:
+        _hide_warnings_of_python()
         _install()
 
 
-def show() -> None:
-    """Hides nothing more in this job: this rank is the first one of a process set.
+def speak_for(process_set: int, ranks: Sequence[int]) -> None:
+    """Hides nothing on the first rank of a process set without rank 0.
+
+    Not for a set of one rank, which repeats what the others' sets say.
 
     Example:
 
-    >>> show()
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> speak_for(1, [0, 1])
     """
-    global _hides
-    _hides = False
+    if ranks[0] == basics.rank() != 0 and len(ranks) > 1:
+        _speaks_for.add(process_set)
+
+
+def fall_silent(process_set: int) -> None:
+    """Ends `speak_for`.
+
+    Example:
+
+    >>> fall_silent(1)
+    """
+    _speaks_for.discard(process_set)
 
 
 def hides() -> bool:
-    """Whether this rank hides what rank 0 says too.
+    """Whether this rank, in a job, hides what rank 0 says too.
 
     Example:
 
     >>> hides()
     False
     """
-    return _hides
+    return _hides and not _speaks_for and basics.is_initialized()
 
 
 def tell_hidden(error: str) -> None:
@@ -89,20 +113,27 @@ def tell_hidden(error: str) -> None:
     _kept.clear()
 
 
-@functools.cache
-def _install() -> None:
+def _hide_warnings_of_python() -> None:
     plain = warnings.showwarning
+    # Another one is there after a `catch_warnings` in which the last job began.
+    if getattr(plain, "hides", False):
+        return
 
     @functools.wraps(plain)
     def showwarning(message, category, filename, lineno, file=None, line=None):
-        if not _hides or file is not None or issubclass(category, RankWarning):
+        if not hides() or file is not None or issubclass(category, RankWarning):
             plain(message, category, filename, lineno, file, line)
             return
         text = warnings.formatwarning(message, category, filename, lineno, line)
         _kept.append(text.rstrip())
 
     # Not a filter: tests and scripts record warnings, or make errors of them.
+    showwarning.hides = True  # type: ignore[attr-defined]
     warnings.showwarning = showwarning
+
+
+@functools.cache
+def _install() -> None:
     _hide_warnings_of("tensorflow")
     for name in sys.modules.keys() & _changes.keys():
         _changes.pop(name)(sys.modules[name])
@@ -114,10 +145,10 @@ def _hide_warnings_of(logger: str) -> None:
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    if not _hides or record.levelno >= logging.ERROR:
+    is_of_framework = _FRAMEWORKS.search(record.pathname) is not None
+    if not hides() or record.levelno != logging.WARNING or not is_of_framework:
         return True
-    if record.levelno >= logging.WARNING:
-        _kept.append(f"{record.levelname}:{record.name}:{record.getMessage()}")
+    _kept.append(f"{record.levelname}:{record.name}:{record.getMessage()}")
     return False
 
 
@@ -133,7 +164,7 @@ def _silence_keras(io_utils: Any) -> None:
 
     @functools.wraps(plain)
     def print_msg(message: Any, line_break: bool = True) -> None:
-        if not _hides:
+        if not hides():
             plain(message, line_break)
         elif sys._getframe(1).f_globals["__name__"] == _TELLS_OF_ERROR:
             print(message, flush=True)
@@ -141,7 +172,7 @@ def _silence_keras(io_utils: Any) -> None:
     @functools.wraps(is_interactive)
     def is_interactive_logging_enabled() -> bool:
         # Where it is not, a summary is printed by `print_msg`.
-        return not _hides and is_interactive()
+        return not hides() and is_interactive()
 
     io_utils.print_msg = print_msg
     io_utils.is_interactive_logging_enabled = is_interactive_logging_enabled
@@ -159,15 +190,30 @@ class _Importing:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        change = _changes.pop(name, None)
-        spec = None if change is None else importlib.util.find_spec(name)
-        if change is None or spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
+        if name not in _changes:
+            return None
+        for finder in sys.meta_path:
+            if finder is not _Importing:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None and spec.loader is not None:
+                    spec.loader = _Changing(spec.loader)  # type: ignore[assignment]
+                    return spec
+        return None
 
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            change(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+class _Changing:
+    """A loader that changes the module that another one loads."""
+
+    def __init__(self, loader: Any):
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        if spec.name in _changes:
+            _changes.pop(spec.name)(module)

@@ -60,7 +60,7 @@ _OF_ARGUMENTS = {
 
 # Options that a script hardly ever has of its own.
 _UNLIKE_A_COMMANDS = {
-    *("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile"),
+    *("-np", "--num-proc", "--hosts", "-hostfile", "--hostfile"),
     *("--nnodes", "--node-rank", "--rendezvous"),
 }
 

@@ -35,8 +35,9 @@ def explain(last_words: Iterable[str], options: Options) -> list[str]:
             return [_no_package(options)]
         if _NO_HOROVOD in line:
             return [
-                "the script imports Horovod, which is not installed: write import "
-                "keras_hvd as hvd instead (docs/migrating.md)"
+                "the script, or a library of it, imports Horovod, which is not "
+                "installed: in a script for Keras, write import keras_hvd as hvd "
+                "(docs/migrating.md)"
             ]
         if _LACKS_SOMETHING.search(line):
             return _hidden(options.command)

@@ -92,8 +92,9 @@ def test_a_script_hides_keras_hvd_by_its_own_name(tmp_path, monkeypatch):
 def test_an_old_script_imports_horovod(last_line):
     line = last_line(sys.executable, script="import horovod.tensorflow.keras as hvd")
     assert line == (
-        "khvdrun: the script imports Horovod, which is not installed: write import "
-        "keras_hvd as hvd instead (docs/migrating.md)"
+        "khvdrun: the script, or a library of it, imports Horovod, which is not "
+        "installed: in a script for Keras, write import keras_hvd as hvd "
+        "(docs/migrating.md)"
     )
 
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import zipfile
 
 import pytest
 
@@ -10,14 +11,16 @@ SAYING = pathlib.Path(__file__).parent / "ranks" / "saying.py"
 # A part of each line of `SAYING`.
 FROM_EVERY_RANK = [
     "print of the script",
+    "the script's to TensorFlow's log",
+    "the script's to absl's log",
     "to the script: Model:",
     "error of TensorFlow",
     "error of absl",
 ]
 FROM_RANK_0 = [
     "warning of Python",
-    "warning of TensorFlow",
-    "warning of absl",
+    "triggered tf.function retracing",
+    "You are saving your model as an HDF5 file",
     "Total params",
     "Epoch 1: LearningRateScheduler",
     "Epoch 2: ReduceLROnPlateau",
@@ -119,12 +122,55 @@ def test_warnings_can_still_be_recorded_and_made_errors(khvdrun):
 def test_the_first_rank_of_a_process_set_speaks_for_it(khvdrun):
     program = (
         "import warnings, keras_hvd\n"
-        "keras_hvd.init(process_sets=[keras_hvd.ProcessSet([1, 2])])\n"
-        "warnings.warn(f'of rank {keras_hvd.rank()}')\n"
+        "both = keras_hvd.ProcessSet([1, 2])\n"
+        "alone = keras_hvd.ProcessSet([2])\n"
+        "keras_hvd.init(process_sets=[both, alone])\n"
+        "warnings.warn('of a set')\n"
+        "keras_hvd.remove_process_set(both)\n"
+        "warnings.warn('of all')\n"
+        "keras_hvd.shutdown()\n"
+        "warnings.warn('after the job')\n"
     )
     ended = khvdrun.run("-np", 3, *python(program))
-    shown = [said_in(lines_of(rank, ended), [f"of rank {rank}"]) for rank in range(3)]
-    assert shown == [["of rank 0"], ["of rank 1"], []]
+    parts = ["of a set", "of all", "after the job"]
+    shown = [said_in(lines_of(rank, ended), parts) for rank in range(3)]
+    assert shown == [parts, ["of a set", "after the job"], ["after the job"]]
+
+
+def test_a_job_that_begins_where_warnings_are_caught(khvdrun):
+    program = (
+        "import warnings, keras_hvd\n"
+        "with warnings.catch_warnings():\n"
+        "    keras_hvd.init()\n"
+        "keras_hvd.shutdown()\n"
+        "keras_hvd.init()\n"
+        "warnings.warn('of all')\n"
+    )
+    ended = khvdrun.run("-np", 2, *python(program))
+    assert said_in(lines_of(0, ended), ["of all"]) == ["of all"]
+    assert lines_of(1, ended) == []
+
+
+def test_what_is_imported_from_one_archive_is_changed_once(khvdrun, tmp_path):
+    """One loader has all of its modules, as with Spark's --py-files."""
+    with zipfile.ZipFile(tmp_path / "keras.zip", "w") as archive:
+        for name in ("__init__", "src/__init__", "src/utils/__init__", "src/other"):
+            archive.writestr(f"keras/{name}.py", "")
+        io_utils = "print_msg = print\nis_interactive_logging_enabled = bool\n"
+        archive.writestr("keras/src/utils/io_utils.py", io_utils)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'keras.zip')!r})\n"
+        "import keras_hvd; keras_hvd.init()\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('keras.src.utils.io_utils')\n"
+        "from keras.src.utils import io_utils\n"
+        "import keras.src.other\n"
+        "io_utils.print_msg('said')\n"
+    )
+    ended = khvdrun.run("-np", 2, *python(program))
+    assert ended.returncode == 0, ended.stderr
+    assert lines_of(0, ended) == ["said"]
+    assert lines_of(1, ended) == []
 
 
 def test_a_warning_of_one_rank_is_shown_from_it(khvdrun):

@@ -4,6 +4,7 @@ With "late", it joins before it imports Keras and TensorFlow.
 """
 
 import sys
+import tempfile
 import threading
 import warnings
 
@@ -21,8 +22,12 @@ from absl import logging
 keras_hvd.init()
 print("print of the script")
 warnings.warn("warning of Python", stacklevel=1)
-tf.get_logger().warning("warning of TensorFlow")
-logging.warning("warning of absl")
+tf.get_logger().warning("the script's to TensorFlow's log")
+logging.warning("the script's to absl's log")
+# A warning of TensorFlow: each number is traced anew.
+traced = tf.function(lambda number: number)
+for number in range(9):
+    traced(number)
 tf.get_logger().error("error of TensorFlow")
 logging.error("error of absl")
 
@@ -30,6 +35,9 @@ logging.error("error of absl")
 keras.utils.clear_session()
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.summary()
+# A warning of Keras to absl's log: the format is an old one.
+with tempfile.TemporaryDirectory() as folder:
+    model.save(f"{folder}/model.h5")
 model.summary(print_fn=lambda line, **_: print(f"to the script: {line[:6]}"))
 optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
 model.compile(optimizer, "mse")
