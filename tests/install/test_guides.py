@@ -19,6 +19,8 @@ PAGES = {
         "khvdrun --check-build",
         "python plain.py",
         "khvdrun -np 4 python train.py",
+        "khvdrun -np 1 python augmented.py",
+        "khvdrun -np 2 python augmented.py",
     ],
     "saving": ["khvdrun -np 2 python resume.py"],
     "hangs": [
@@ -30,7 +32,7 @@ PAGES = {
     ],
     "from_tf_distribute": ["khvdrun -np 2 python train.py"],
 }
-CHECK_BUILD, PLAIN, TRAIN = PAGES["index"][1:]
+CHECK_BUILD, PLAIN, TRAIN, *AUGMENTED = PAGES["index"][1:]
 
 
 def text(page: str) -> str:
@@ -83,17 +85,31 @@ def test_start_checks_the_build(run, tmp_path):
 
 @of_page("index")
 def test_start_trains_on_one_process_and_on_four_ranks(run, folder):
-    assert "57/57" in run(PLAIN, folder)
+    alone = run(PLAIN, folder)
     (folder / "digits.keras").unlink()
-    printed = run(TRAIN, folder)
-    assert len(re.findall("Epoch 10/10", printed)) == 1
-    (shown,) = blocks("index", "text")
-    for line in shown.splitlines():
-        assert without_digits(line) in without_digits(printed)
+    together = run(TRAIN, folder)
+    assert len(re.findall("Epoch 10/10", together)) == 1
+    shown = re.findall(r"^```text title=.*?\n(.*?)^```$", text("index"), re.M | re.S)
+    for printed, page in zip((alone, together), shown, strict=True):
+        for line in page.splitlines():
+            assert without_digits(line) in without_digits(printed)
+    last_losses = [
+        re.findall(r"loss: ([\d.]+)", each)[-1] for each in (alone, together)
+    ]
+    assert last_losses[0] == last_losses[1]
     assert (folder / "digits.keras").exists()
 
 
+@of_page("index")
+def test_start_trains_on_data_made_in_python(run, folder):
+    alone, together = (run(command, folder) for command in AUGMENTED)
+    assert "56/56" in alone
+    assert "28/28" in together
+
+
 def without_digits(printed: str) -> str:
+    """The text without digits, and without the styles of progress bars."""
+    printed = re.sub(r"\x1b\[\d+m", "", printed)
     return re.sub(r"(?<=\d),(?=\d{3})|\d", "", printed)
 
 
