@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from keras_hvd.job import native, said_once, settings
+from keras_hvd.job import native, settings
 
 
 def write(level: str, text: str) -> None:
@@ -18,6 +18,10 @@ def write(level: str, text: str) -> None:
     native.engine().khvd_log(number, text.encode())
 
 
+class RankWarning(UserWarning):
+    """A warning that any rank shows, not only rank 0."""
+
+
 def warn(text: str, stacklevel: int = 1, from_any_rank: bool = False) -> None:
     """Raises a Python warning if `KERAS_HVD_LOG_LEVEL` allows warnings.
 
@@ -25,5 +29,5 @@ def warn(text: str, stacklevel: int = 1, from_any_rank: bool = False) -> None:
     alone shows it, or any rank if it is about one, or given by one for all.
     """
     if settings.read().log_level <= settings.LOG_LEVELS.index("warning") + 1:
-        category = said_once.RankWarning if from_any_rank else UserWarning
+        category = RankWarning if from_any_rank else UserWarning
         warnings.warn(text, category, stacklevel=stacklevel + 1)

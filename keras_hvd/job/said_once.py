@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from keras_hvd.job import basics
+from keras_hvd.job import basics, log
 
 _MOST_KEPT = 20
 
@@ -38,10 +38,6 @@ _speaks_for: set[int] = set()
 
 # The last warnings that were hidden, which may explain why this rank fails.
 _kept: collections.deque[str] = collections.deque(maxlen=_MOST_KEPT)
-
-
-class RankWarning(UserWarning):
-    """A warning that any rank shows, not only rank 0."""
 
 
 def begin(rank: int, shows_all: bool) -> None:
@@ -121,7 +117,7 @@ def _hide_warnings_of_python() -> None:
 
     @functools.wraps(plain)
     def showwarning(message, category, filename, lineno, file=None, line=None):
-        if not hides() or file is not None or issubclass(category, RankWarning):
+        if not hides() or file is not None or issubclass(category, log.RankWarning):
             plain(message, category, filename, lineno, file, line)
             return
         text = warnings.formatwarning(message, category, filename, lineno, line)
