@@ -392,6 +392,10 @@ class Job:
         if status != 0 and self._stage == _Stage.RUNNING:
             self._enter(_Stage.FAILING, self._options.term_after)
         if status != 0 and self._others is not None:
+            # Its last words, which say why, may not have been read so far.
+            for stream in ended.streams:
+                if stream in self._streams:
+                    stream.pump()
             self._others.fail(report.before_it_met(ended))
 
     def _forward(self, number: signal.Signals) -> None:

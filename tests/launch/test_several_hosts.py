@@ -275,6 +275,34 @@ def test_a_rank_that_fails_before_it_comes_ends_all_hosts(start, failing):
         assert ("no rank of this host failed by itself" in error) == bool(told)
 
 
+STOPS_ITS_KHVDRUN = """
+import os, pathlib, signal, sys
+import keras_hvd
+made = pathlib.Path(sys.argv[1] + ".made")
+made.write_text(f"{os.getpid()} {os.getppid()}")
+made.rename(sys.argv[1])
+os.kill(os.getppid(), signal.SIGSTOP)
+raise ValueError("no data here")
+"""
+
+
+def test_the_words_of_a_rank_are_told_though_its_end_is_noticed_first(start, tmp_path):
+    first = start(0, 2, "-np", 1, "--term-after", 0, sys.executable, "-c", WAITS)
+    program = (sys.executable, "-c", STOPS_ITS_KHVDRUN, tmp_path / "processes")
+    second = start(1, 2, "-np", 1, "--term-after", 0, *program)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "processes").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    rank, launcher = map(int, (tmp_path / "processes").read_text().split())
+    while pathlib.Path(f"/proc/{rank}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(launcher, signal.SIGCONT)
+    (_, _, error), _ = end(first, second)
+    assert "before the ranks had met: ValueError: no data here" in error
+
+
 WAITS = """
 import os, signal
 if os.environ["KERAS_HVD_RANK"] == "1":
