@@ -120,14 +120,16 @@ def test_ctrl_c_ends_it_with_one_line_and_waits_for_bazel(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # The group that the terminal's Ctrl-C reaches.
+        # The group that the terminal's Ctrl-C reaches. In the background shells make
+        # their programs ignore it, and these tests may run there.
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as build:
         while not mark.exists():
             assert build.poll() is None, build.stderr.read()
             time.sleep(0.1)
         os.killpg(build.pid, signal.SIGINT)
-        printed, complaints = build.communicate()
+        printed, complaints = build.communicate(timeout=60)
     assert build.returncode == 130
     assert mark.read_text() == "stopped\n"
     assert printed.endswith("... interrupted; the next build keeps what is done\n")
