@@ -125,7 +125,7 @@ class BackupAndRestore(DistributedCallback):
             self.position.restore(found["position"])
             # Backups of earlier versions do not say.
             self._steps_before = found.get("steps", 0)
-        if basics.rank() == 0 and (self.params or {}).get("verbose", 1):
+        if basics.rank() == 0:
             print(self._resumed(found["epoch"]), flush=True)
 
     def _resumed(self, epoch: int) -> str:
