@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import functools
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,8 +27,7 @@ _TELLS_OF_ERROR = "keras.src.callbacks.terminate_on_nan"
 # In the texts of errors about another rank's end.
 _BLAMES_ANOTHER = "RankFailedError", "AbortedError", "The job cannot go on"
 
-# The frameworks' own files: a script may write to their logs too.
-_FRAMEWORKS = re.compile(r"/(tensorflow|keras|absl)/")
+_FRAMEWORKS = "tensorflow", "keras", "absl"
 
 _hides = False
 
@@ -141,8 +139,13 @@ def _hide_warnings_of(logger: str) -> None:
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    is_of_framework = _FRAMEWORKS.search(record.pathname) is not None
-    if not hides() or record.levelno != logging.WARNING or not is_of_framework:
+    if not hides() or record.levelno != logging.WARNING:
+        return True
+    # A script may write to their logs too, and may lie in a folder of such a name.
+    folders = (getattr(sys.modules.get(name), "__path__", ()) for name in _FRAMEWORKS)
+    if not record.pathname.startswith(
+        tuple(f"{one}/" for each in folders for one in each)
+    ):
         return True
     _kept.append(f"{record.levelname}:{record.name}:{record.getMessage()}")
     return False

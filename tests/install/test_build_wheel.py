@@ -125,8 +125,10 @@ def test_ctrl_c_ends_it_with_one_line_and_waits_for_bazel(tmp_path):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as build:
+        deadline = time.monotonic() + 60
         while not mark.exists():
             assert build.poll() is None, build.stderr.read()
+            assert time.monotonic() < deadline
             time.sleep(0.1)
         os.killpg(build.pid, signal.SIGINT)
         printed, complaints = build.communicate(timeout=60)
