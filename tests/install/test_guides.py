@@ -22,6 +22,10 @@ PAGES = {
         "khvdrun -np 1 python augmented.py",
         "khvdrun -np 2 python augmented.py",
     ],
+    "failures": [
+        "khvdrun -np 2 python dies.py",
+        "khvdrun -np 2 --term-after 60 python goes_on.py",
+    ],
     "saving": ["khvdrun -np 2 python resume.py"],
     "hangs": [
         "khvdrun -np 2 --stall-check-warning-time-seconds 5 "
@@ -111,6 +115,23 @@ def without_digits(printed: str) -> str:
     """The text without digits, and without the styles of progress bars."""
     printed = re.sub(r"\x1b\[\d+m", "", printed)
     return re.sub(r"(?<=\d),(?=\d{3})|\d", "", printed)
+
+
+@of_page("failures")
+def test_a_death_is_told(run, folder):
+    printed = run(PAGES["failures"][0], folder, exit_code=137)
+    for line in blocks("failures", "text")[-1].splitlines():
+        assert without_process(line) in without_process(printed)
+
+
+def without_process(printed: str) -> str:
+    return re.sub(r"\(pid \d+ on .*?\)|process \d+", "", printed)
+
+
+@of_page("failures")
+def test_a_rank_goes_on_alone(run, folder):
+    run(PAGES["failures"][1], folder, exit_code=137)
+    assert (folder / "model.keras").exists()
 
 
 @of_page("saving")

@@ -8,6 +8,7 @@ GPU, are listed too. So a new block fails until it is in one of the lists.
 import functools
 import pathlib
 import re
+import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ ELSEWHERE = {
     ("index", "import keras"): "tests/install/test_guides.py",
     ("hangs", "import tensorflow as tf"): "tests/install/test_guides.py",
     ("hangs", "import faulthandler, signal"): "tests/install/test_guides.py",
+    ("failures", "import os"): "tests/install/test_guides.py",
     ("saving", "import keras"): "tests/install/test_guides.py",
     ("launching", "import keras_hvd"): "tests/launch/test_interactive.py",
     ("collectives", "keras_hvd.init(comm=[3, 1])"): "tests/launch/test_parts.py",
@@ -46,6 +48,19 @@ Names = dict[str, Any]
 def x_y(rows: int = 96) -> Names:
     x = np.random.default_rng(0).random((rows, 3)).astype("float32")
     return {"x": x, "y": x.sum(axis=1, keepdims=True)}
+
+
+def for_validation() -> Names:
+    rows = x_y().values()
+    names = ("x_train", "x_test", "y_train", "y_test")
+    return {**fit_names(), **dict(zip(names, train_test_split(*rows, random_state=0)))}
+
+
+def for_even() -> Names:
+    names = fit_names()
+    rows = slice(0, 64 + 10 * keras_hvd.rank())
+    slices = tf.data.Dataset.from_tensor_slices((names["x"][rows], names["y"][rows]))
+    return {**names, "batches": slices.batch(32)}
 
 
 def trained_model() -> Names:
@@ -193,8 +208,15 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
         lambda: {**fit_names(), "MyDataset": MyDataset},
         ("callbacks=[...]", "callbacks=callbacks"),
     ),
+    ("data", "dataset = tf.data.TFRecordDataset(paths)"): (
+        lambda: {"paths": record_files(), "parse": parse},
+        None,
+    ),
+    ("data", "dataset, rows ="): (for_even, None),
+    ("data", "rows = 64"): (fit_names, None),
     ("data_files", "position = keras_hvd.data.Position()"): (rows_in_files, None),
     ("data_files", "for epoch in range(position.epoch, 10):"): (loop_over_files, None),
+    ("failures", "keras_hvd.allreduce("): (dict, None),
     ("from_tf_distribute", "from types import SimpleNamespace"): (dict, None),
     ("from_tf_distribute", "with strategy.scope():"): (for_accuracy, None),
     ("saving", "if keras_hvd.rank() == 0:"): (trained_model, None),
@@ -203,6 +225,14 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
     ("strategy_fit", "keras_hvd.init()"): (x_y, None),
     ("tfx", "records = tf.data.TFRecordDataset("): (for_tfx, None),
     ("timeline", 'keras_hvd.start_timeline("timeline.json")'): (fit_names, None),
+    ("training", "x_train, y_train ="): (for_validation, None),
+    ("training", "model = keras.Sequential("): (dict, None),
+    ("training", "# In a step, the same numbers"): (lambda: {"step": 1}, None),
+    ("training", "rate = 0.01 *"): (fit_names, None),
+    ("training", "class StopAtLoss("): (fit_names, None),
+    ("training", "class CountRows("): (fit_names, None),
+    ("training", "class SaveEachEpoch("): (fit_names, None),
+    ("training", "normalization ="): (x_y, None),
     ("training", "optimizer = keras_hvd.DistributedOptimizer("): (dict, None),
     ("training", "gradients = tape.gradient("): (for_loop, None),
     ("training", "optimizer = keras_hvd.PartialDistributedOptimizer("): (
@@ -222,14 +252,15 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
 
 
 @functools.cache
-def blocks() -> list[tuple[str, int, str]]:
-    """Page, line and text of each block."""
+def blocks() -> list[tuple[str, int, str, str]]:
+    """Page, line and text of each block, and what stands below as its output."""
+    block = r"^ *```python.*?\n(.*?)^ *```\n(?:\n```text\n(.*?)^```\n)?"
     found = []
     for page in PAGES:
         text = page.read_text()
-        for block in re.finditer(r"^ *```python.*?\n(.*?)^ *```$", text, re.M | re.S):
-            line = text[: block.start(1)].count("\n")
-            found.append((page.stem, line, block[1]))
+        for each in re.finditer(block, text, re.M | re.S):
+            line = text[: each.start(1)].count("\n")
+            found.append((page.stem, line, each[1], each[2] or ""))
     return found
 
 
@@ -242,11 +273,11 @@ def entries(page: str, text: str, table: dict) -> list[tuple[str, str]]:
 
 
 def test_each_block_is_run_somewhere():
-    for page, _, text in blocks():
+    for page, _, text, _ in blocks():
         known = entries(page, text, HERE) + entries(page, text, ELSEWHERE)
         assert len(known) == 1, f"a block of {page} is in {len(known)} lists:\n{text}"
     for page, first in (*HERE, *ELSEWHERE):
-        assert any(p == page and text.startswith(first) for p, _, text in blocks())
+        assert any(p == page and text.startswith(first) for p, _, text, _ in blocks())
     for where in ELSEWHERE.values():
         assert (CHECKOUT / where).exists()
 
@@ -262,10 +293,27 @@ def in_shared_folder(tmp_path, monkeypatch) -> Iterator[None]:
     keras_hvd.barrier()
 
 
+def output_of(
+    code: types.CodeType,
+    names: Names,
+    capsys: pytest.CaptureFixture[str],
+    error: re.Match[str] | None,
+) -> str:
+    """What the code prints, or its error if the ranks can differ."""
+    if error is None or keras_hvd.size() == 1:
+        exec(code, names)
+        return capsys.readouterr().out
+    with pytest.raises(Exception, match=".") as raised:
+        exec(code, names)
+    message = str(getattr(raised.value, "message", raised.value))
+    # TensorFlow begins with the node.
+    return f"{type(raised.value).__name__}: {re.sub('^{{.*?}} ', '', message)}"
+
+
 @pytest.mark.parametrize("key", HERE, ids=lambda key: f"{key[0]}: {key[1][:30]}")
 @pytest.mark.usefixtures("in_shared_folder")
-def test_block(key):
-    page, line, text = next(
+def test_block(key, capsys):
+    page, line, text, shown = next(
         each for each in blocks() if each[0] == key[0] and each[2].startswith(key[1])
     )
     given, stands_for = HERE[key]
@@ -276,7 +324,10 @@ def test_block(key):
     # The third to tenth epoch show nothing more.
     text = text.replace("epochs=10", "epochs=2").replace("epoch, 10)", "epoch, 2)")
     # Errors name the page and its line.
-    exec(compile("\n" * line + text, f"{page}.md", "exec"), names)
+    code = compile("\n" * line + text, f"{page}.md", "exec")
+    said = output_of(code, names, capsys, re.match(r"\w+Error", shown))
+    if keras_hvd.size() == 2 and keras_hvd.rank() == 0:
+        assert " ".join(shown.split()) in said
     for each in names.values():
         if isinstance(each, keras_hvd.ProcessSet) and each.process_set_id:
             keras_hvd.remove_process_set(each)
