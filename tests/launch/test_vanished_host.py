@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 LIMIT = 2.0  # seconds without an answer
 DEFAULT_LIMIT = 4.0
 MARGIN = 2.0
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "failures.md"
 RANKS = str(pathlib.Path(__file__).parent / "ranks")
 
 # TensorFlow takes long to import. A rank prints a line for each event.
@@ -197,11 +199,19 @@ def test_a_host_that_vanishes_is_known_in_time(
         )
         assert "cannot be reached" in text
         assert f"for {int(limit)} s. See whether that host runs" in text
+        if limit == DEFAULT_LIMIT:
+            assert without_process(text).partition(": ")[2] in without_process(
+                " ".join(PAGE.read_text().split())
+            )
     assert len({text.partition(": ")[2] for _, _, text in reached}) == 1
     for rank in (2 * victim, 2 * victim + 1):
         _, when, text = said[rank]
         assert when - cut < limit + MARGIN, said
         assert "reach" in text
+
+
+def without_process(text: str) -> str:
+    return re.sub(r"\(pid \d+ on \S+\)", "", text)
 
 
 # Nothing but tensors travels between these two.
