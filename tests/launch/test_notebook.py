@@ -75,6 +75,32 @@ def test_the_example_trains(shown):
     assert accuracy > 85
 
 
+def test_an_error_shows_the_line_of_the_cell(shown):
+    shown("""
+class OwnError(Exception):
+    pass
+
+def check(number):
+    if number == 1:
+        raise OwnError("no data")
+
+def fail():
+    import keras_hvd
+    keras_hvd.init()
+    check(keras_hvd.rank())
+    keras_hvd.barrier()
+""")
+    text = shown("import keras_hvd; keras_hvd.run(fail, np=2)")
+    assert re.search(
+        r"RankTraceback: on rank 1:\nTraceback \(most recent call last\):\n"
+        r'  File ".*", line 11, in fail\n    check\(keras_hvd.rank\(\)\)\n'
+        r'  File ".*", line 6, in check\n    raise OwnError\("no data"\)\n'
+        r"OwnError: no data\n",
+        text,
+    )
+    assert text.endswith("OwnError: no data")
+
+
 def test_an_interrupt_ends_the_ranks_and_not_the_kernel(shown, kernel):
     started, _ = kernel
     shown("""
