@@ -7,6 +7,7 @@ its own, under source/. Names of the package in text become links to the referen
 from __future__ import annotations
 
 import functools
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -114,6 +115,8 @@ def _as_page(path: str) -> str:
     head = "---\nsearch:\n  exclude: true\n---\n"
     if path.endswith(".md"):
         return head + file.read_text()
+    if path.endswith(".ipynb"):
+        return head + _cells(json.loads(file.read_text()))
     title = f"{head}# {path}\n\n"
     if file.is_dir():
         names = (posixpath.relpath(each, path) for each in _files_in(path))
@@ -121,6 +124,14 @@ def _as_page(path: str) -> str:
         return title + "\n".join(f"- [{name}]({base}/{name})" for name in names)
     language = LANGUAGES.get(file.suffix, "text")
     return f"{title}````{language}\n{file.read_text()}\n````\n"
+
+
+def _cells(notebook: dict) -> str:
+    texts = ((each["cell_type"], "".join(each["source"])) for each in notebook["cells"])
+    return "\n\n".join(
+        text if kind == "markdown" else f"````python\n{text}\n````"
+        for kind, text in texts
+    )
 
 
 def _files_in(path: str) -> list[str]:

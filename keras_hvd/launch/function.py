@@ -6,9 +6,11 @@ import codecs
 import contextlib
 import dataclasses
 import functools
+import linecache
 import os
 import pathlib
 import pickle
+import re
 import selectors
 import signal
 import subprocess
@@ -44,6 +46,9 @@ _MEAN_THE_SAME = {
     "max_num_proc": "max_np",
     "network_interface": "network_interfaces",
 }
+
+# A frame of a traceback, without the line of its source.
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+$(?!\n    )', re.M)
 
 # Time for ranks to end by themselves after an interrupt.
 _PATIENCE_SECONDS = 5
@@ -317,6 +322,16 @@ def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
         raise KerasHvdError(text) from error
 
 
+def _with_sources(traceback: str) -> str:
+    """A rank's traceback, with lines of cells, whose sources only this process has."""
+
+    def with_source(frame: re.Match[str]) -> str:
+        line = linecache.getline(frame[1], int(frame[2])).strip()
+        return f"{frame[0]}\n    {line}" if line else frame[0]
+
+    return _FRAME.sub(with_source, traceback)
+
+
 def _results(
     outcomes: Sequence[call.Outcome | None],
     code: int,
@@ -331,7 +346,8 @@ def _results(
     ]
     if failed:
         _, _, first, outcome = min(failed)
-        cause = RankTraceback(first, outcome.traceback, hosts.get(first, ""))
+        text = _with_sources(outcome.traceback)
+        cause = RankTraceback(first, text, hosts.get(first, ""))
         raise outcome.exception() from cause
     missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if missing:

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import keras_hvd
 from keras_hvd.job import native
 
+CHECKOUT = Path(__file__).parents[2]
 SOURCE = ast.parse(Path(keras_hvd.__file__).read_text())
 
 
@@ -58,6 +60,12 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_has_a_version():
     assert keras_hvd.__version__ == native.engine().khvd_version().decode()
+
+
+def test_is_cited_by_its_version_and_license():
+    cited = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
+    assert cited["version"] == keras_hvd.__version__
+    assert cited["license"] == "Apache-2.0"
 
 
 def test_elastic_jobs_are_refused_with_the_reason():
