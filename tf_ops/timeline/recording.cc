@@ -20,6 +20,11 @@ bool Moves(int32_t phase) {
          phase != static_cast<int32_t>(CollectivePhase::kWait);
 }
 
+// Whether keras_hvd's callbacks have named it. Rank 0 computes nothing beside it.
+bool IsOfCallbacks(const TensorKey& key) {
+  return key.name.compare(0, 10, "keras_hvd/") == 0;
+}
+
 }  // namespace
 
 // ---- CoveredTime
@@ -136,7 +141,9 @@ void Recording::AddRequest(const TimelineRecord& record) {
   const auto own = std::find_if(arrivals.begin(), arrivals.end(), is_own);
   // Rank 0 may have joined before, and give zeros.
   const int64_t since = own == arrivals.end() ? batch->second.decided : own->first;
-  steps_.back().last_own = std::max(steps_.back().last_own, since);
+  if (!IsOfCallbacks(key)) {
+    steps_.back().last_own = std::max(steps_.back().last_own, since);
+  }
   // Those of an allgather are not known.
   const int64_t bytes = std::max<int64_t>(record.description->bytes(), 0);
   batch->second.requests.push_back({Find(key), bytes, first, last, since});
@@ -149,6 +156,7 @@ void Recording::AddWaits(const std::vector<std::pair<int64_t, int>>& arrivals) {
 }
 
 void Recording::NoteStep(const TensorKey& key, int64_t first) {
+  if (IsOfCallbacks(key) && !steps_.empty()) return;
   const bool is_new = names_.insert(key).second;
   if (is_new && names_.size() <= kMostNames && !steps_.empty()) return;
   names_ = {key};

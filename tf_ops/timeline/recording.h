@@ -1,9 +1,10 @@
 // Adds up a timeline's records: for each step, rank 0's time and who waited for whom;
 // for each tensor, its time.
 //
-// A step ends where a request is first submitted whose name it already has. Overlapping
-// events of a kind count once, exact to the nanosecond. Of events that end more than
-// half a second after their step, the part before the next step is left out.
+// A step ends where a request is first submitted whose name it already has. Requests of
+// callbacks, which follow a step's own, belong to it. Overlapping events of a kind
+// count once, exact to the nanosecond. Of events that end more than half a second after
+// their step, the part before the next step is left out.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +65,7 @@ class Recording {
   // A step that has begun.
   struct Step {
     int64_t begin;
-    int64_t last_own = 0;  // rank 0's last submission
+    int64_t last_own = 0;  // rank 0's last submission, but for those of callbacks
   };
   struct Stalled {
     RecordingFile::Event* event;

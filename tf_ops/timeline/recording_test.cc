@@ -269,6 +269,28 @@ void RunStep(int64_t step, Job* job) {
   job->Run("gradients", {now, now + kMillisecond}, begin, begin, end, {{begin, end}});
 }
 
+// Rank 0 computes for 3 ms, waits for 5 for the gradients, and for 1 for a callback's
+// request. The first epoch ends with another one.
+TEST(Recording, CountsAsWaitedWhatAStepWaitsBeforeItsCallbacks) {
+  constexpr int kSteps = 6;
+  const std::string path = Path("callbacks");
+  Job job(2);
+  job.Open(path);
+  for (int step = 0; step < kSteps; ++step) {
+    const auto at = [step](int64_t tick) { return (10 * step + tick) * kMillisecond; };
+    job.Run("gradients", {at(3), at(8)}, at(8), at(8), at(8), {});
+    job.Run("keras_hvd/stop_training", {at(8), at(9)}, at(9), at(9), at(9), {});
+    if (step == 2) job.Run("keras_hvd/logs", {at(9), at(9)}, at(9), at(9), at(9), {});
+  }
+  job.recording().Close();
+  const Reader file(path);
+  ASSERT_EQ(file.stretches(), kSteps);
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(file.Row(step)[5], 6e-3, 1e-9) << step;
+    EXPECT_NEAR(file.Row(step)[7], 6e-3, 1e-9) << step;
+  }
+}
+
 TEST(Recording, OfManyStepsStaysSmallAndKeepsItsSums) {
   constexpr int kSteps = 100000;
   const std::string path = Path("long");
