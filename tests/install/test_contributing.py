@@ -19,6 +19,7 @@ import pytest
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = (CHECKOUT / "CONTRIBUTING.md").read_text()
+GOOGLETEST = "/usr/src/googletest/googletest/include"
 NATIVE = pathlib.Path("keras_hvd", "_native")
 # A file, the beginning of the line after which a text comes, and the text. Without that
 # line the file is new.
@@ -169,3 +170,18 @@ def test_needs_every_change_that_the_guide_names(contribution, file, copy, scrip
     contribution.add_to(copy, without={file})
     done = script(contribution.commands())
     assert done.returncode != 0, done.stdout
+
+
+# XLA's headers take half a minute of a core of its own.
+@pytest.mark.timeout(900)
+def test_the_compiler_takes_the_collective(copy, script, shared_packages):
+    COLLECTIVE.add_to(copy)
+    headers = f"{shared_packages}/tensorflow/include"
+    folders = [headers, f"{headers}/external/highwayhash"]
+    folders += [f"{headers}/external/farmhash_archive/src", GOOGLETEST]
+    version = "-DTF_MAJOR_VERSION=2 -DTF_MINOR_VERSION=0 -DTF_PATCH_VERSION=0"
+    options = f"-std=c++17 -fsyntax-only -Wall -Wextra -Werror {version}"
+    compiler = " ".join(["g++ -I.", options, *(f"-isystem {each}" for each in folders)])
+    sources = sorted(each for each in COLLECTIVE.files() if each.endswith(".cc"))
+    done = script("\n".join(f"{compiler} {source}" for source in sources))
+    assert done.returncode == 0, done.stdout
