@@ -58,7 +58,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
-.PHONY: trainings-hosts-tests wheel-all
+.PHONY: trainings-hosts-tests wheel-all added-collective-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
@@ -78,7 +78,8 @@ test:
 
 # The rest, which seldom fails where those passed.
 test-more:
-	$(MAKE) $(AT_ONCE) --jobs=2 one-rank-tests page-tests benchmark-tests
+	$(MAKE) $(AT_ONCE) --jobs=2 one-rank-tests page-tests benchmark-tests \
+		added-collective-tests
 	$(MAKE) --no-print-directory four-ranks-tests trainings-hosts-tests two-hosts-tests \
 		ends-wheel-tests
 
@@ -219,8 +220,14 @@ one-rank-tests: install
 	$(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel
 
 # The tests of installations, and of the first steps that the pages tell users.
+ADDED_COLLECTIVE := \
+	tests/install/test_contributing.py::test_the_compiler_takes_the_collective
 install-tests: install
-	$(BIN)/python -m pytest -q tests/install
+	$(BIN)/python -m pytest -q tests/install --deselect $(ADDED_COLLECTIVE)
+
+# The C++ of a collective that is added as CONTRIBUTING.md says.
+added-collective-tests: install
+	$(BIN)/python -m pytest -q $(ADDED_COLLECTIVE)
 
 # The tests of launching.
 launch-tests: install test-packages

@@ -1,8 +1,7 @@
 """Finds this process' rank and its job's size in its launcher's variables.
 
-`khvdrun`, Open MPI's and MPICH's `mpirun`, Slurm's `srun`, Horovod's `horovodrun` (with
-Gloo) and PyTorch's `torchrun` each use their own variables. Without any of them, the
-process is a world of size 1.
+Each launcher has its own variables. Without any of them, the process is a world of size
+1.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         environment: The variables to read; by default those of this process.
 
     Returns:
-        The `World` that `khvdrun`, else `mpirun`, else `horovodrun`, else `srun`, else
-        `torchrun` described. Without any of them, a world of size 1 with a new job of
-        its own.
+        The `World` that the launcher described. Without one that keras_hvd knows, a
+        world of size 1 with a new job of its own.
 
     Raises:
         LaunchEnvironmentError: A variable is missing, malformed or contradicts another

@@ -86,7 +86,14 @@ def worlds(command: list[str]) -> list[dict]:
     return sorted(found, key=lambda world: world["rank"])
 
 
-LAUNCHERS = pytest.mark.parametrize("launcher", [open_mpi, mpich, srun])
+LAUNCHERS = pytest.mark.parametrize(
+    "launcher",
+    [
+        open_mpi,
+        mpich,
+        srun,
+    ],
+)
 
 
 @LAUNCHERS

@@ -10,6 +10,7 @@ import re
 import pytest
 
 from keras_hvd.environment import LaunchEnvironmentError, World, check_size, world
+from keras_hvd.world.environment import _LAUNCHERS
 from keras_hvd.world.launchers.mpi import ByMpi
 from keras_hvd.world.launchers.slurm import Step
 
@@ -262,6 +263,11 @@ def test_is_alone_without_a_launcher(variables):
     assert (first.local_rank, first.local_size) == (0, 1)
     assert (first.cross_rank, first.cross_size) == (0, 1)
     assert first.job != second.job
+
+
+def test_every_launcher_has_variables_above():
+    given = [each for each in globals().values() if isinstance(each, dict)]
+    assert [each for each in _LAUNCHERS if not any(map(each.is_here, given))] == []
 
 
 def test_reads_this_process_environment_by_default(monkeypatch):

@@ -66,7 +66,8 @@ typedef enum {
   KIND(BROADCAST,     Broadcast,     broadcast,       1,    0,      0,   0,  0,    0) \
   KIND(BARRIER,       Barrier,       barrier,         0,    0,      0,   0,  0,    0) \
   KIND(REDUCESCATTER, Reducescatter, reducescatter,   1,    1,      1,   1,  0,    1) \
-  KIND(ALLTOALL,      Alltoall,      alltoall,        1,    0,      0,   1,  1,    1)
+  KIND(ALLTOALL,      Alltoall,      alltoall,        1,    0,      0,   1,  1,    1) \
+  /* the next one here */
 // clang-format on
 
 typedef enum {  // KHVD_ALLREDUCE and so on
