@@ -121,10 +121,9 @@ def train_multi_worker(options: argparse.Namespace) -> None:
     def step(images, labels):
         def on_replica(images, labels):
             with tf.GradientTape() as tape:
+                # Keras divides it by the number of replicas.
                 loss = loss_of(labels, model(images, training=True))
-                loss /= strategy.num_replicas_in_sync
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply(gradients)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables))
 
         strategy.run(on_replica, args=(images, labels))
 
