@@ -74,11 +74,11 @@ def grouped(
     Args:
         path: an SVG or PNG file.
         unit: of the values.
-        figures: group: series: summary; a group may lack series of the first one.
+        figures: group: series: summary; a group may lack series of the others.
     """
 
     def draw(axes: list) -> None:
-        names = list(next(iter(figures.values())))
+        names = list(dict.fromkeys(name for each in figures.values() for name in each))
         width = 0.9 / len(names)
         for number, name in enumerate(names):
             found = {
