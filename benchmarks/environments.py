@@ -85,6 +85,11 @@ def mpich() -> Path:
     return environment("mpich", ["mpich==5.*", "mpi4py==4.*", "numpy"])
 
 
+def jax() -> Path:
+    """JAX for CPUs and Keras; returns the folder of their programs."""
+    return environment("jax", ["jax==0.10.*", "keras==3.15.*"])
+
+
 def torch() -> Path:
     """PyTorch for CPUs, which has gloo; returns the folder of its programs.
 

@@ -217,6 +217,51 @@ def gloo(ranks: int) -> Job:
     )
 
 
+def peer(name: str, ranks: int, *arguments: object) -> Job:
+    """Ranks of another library, which train the same network.
+
+    Args:
+        name: as contenders/peer_training.py knows it.
+        ranks: how many.
+        arguments: further ones of the script.
+
+    Returns:
+        The job, running.
+
+    Raises:
+        ContenderError: a rank does not start.
+        UnavailableError: the library cannot be had.
+    """
+    python = {
+        "ddp": lambda: environments.torch() / "python",
+        "jax": lambda: environments.jax() / "python",
+        "multi-worker": lambda: sys.executable,  # it is a part of TensorFlow
+    }[name]()
+    with contextlib.ExitStack() as stack:
+        listeners = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(ranks)
+        ]
+        ports = [listener.getsockname()[1] for listener in listeners]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    return Job(
+        name,
+        lambda path: [
+            [python, CONTENDERS / "peer_training.py", "--socket", path, "--peer", name]
+            + ["--cores", cores_of_ranks(ranks), "--rank", rank, "--size", ranks]
+            + ["--addresses", *addresses, *arguments]
+            for rank in range(ranks)
+        ],
+        ranks,
+        {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            # Otherwise gloo looks the host's name up, which not every container knows.
+            "GLOO_SOCKET_IFNAME": "lo",
+            **cores.thread_variables(ranks),
+        },
+    )
+
+
 def probe(ranks: int) -> Job:
     """The bare probe's ranks."""
     library = environments.compiled("probe.c")

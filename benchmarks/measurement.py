@@ -229,6 +229,29 @@ def interleave(
     return {each.name: summary(each.seconds) for each in series}
 
 
+def take_turns(jobs: dict[str, Job], rounds: int) -> dict[str, list[float]]:
+    """Lets jobs that train do an epoch in turn, round after round.
+
+    Args:
+        jobs: by name.
+        rounds: how many epochs of each.
+
+    Returns:
+        Name of the job: seconds of a step, the ranks' mean, in each round.
+
+    Raises:
+        ContenderError: a job failed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds):
+        # The first one of a round is the last one of the next.
+        for name in list(jobs)[:: 1 if number % 2 else -1]:
+            answers = jobs[name].ask()
+            mean = statistics.mean(answer["seconds"][0] for answer in answers)
+            seconds[name].append(mean)
+    return seconds
+
+
 def _working(series: list[Series]) -> Iterator[Series]:
     """The series that have not been given up by the time their turn comes."""
     for each in list(series):

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tables import size_text
 
+# Told apart by those who do not see red and green as well.
+GROUPED_COLORS = ["#3949ab", "#b8b8b8", "#d55e00", "#009e73", "#e69f00"]
+
 
 def by_size(
     path: Path, title: str, figures: dict[int, dict[str, dict[int, dict[str, float]]]]
@@ -63,6 +66,39 @@ def bars(
     _save(path, len(figures), draw)
 
 
+def grouped(
+    path: Path, unit: str, figures: dict[str, dict[str, dict[str, float]]]
+) -> None:
+    """One picture, a group of bars beside each other for each group, with their values.
+
+    Args:
+        path: an SVG or PNG file.
+        unit: of the values.
+        figures: group: series: summary; a group may lack series of the others.
+    """
+
+    def draw(axes: list) -> None:
+        names = list(dict.fromkeys(name for each in figures.values() for name in each))
+        width = 0.9 / len(names)
+        for number, name in enumerate(names):
+            found = {
+                place + (number - (len(names) - 1) / 2) * width: each[name]["median"]
+                for place, each in enumerate(figures.values())
+                if name in each
+            }
+            color = GROUPED_COLORS[number % len(GROUPED_COLORS)]
+            bars = axes[0].bar(
+                list(found), list(found.values()), 0.92 * width, color=color, label=name
+            )
+            axes[0].bar_label(bars, fmt="%.1f", fontsize="small")
+        axes[0].set_xticks(range(len(figures)), list(figures))
+        axes[0].set_ylabel(unit)
+        axes[0].spines[["top", "right"]].set_visible(False)
+        axes[0].legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+
+    _save(path, 1, draw, height=4)
+
+
 def stacked(
     path: Path,
     title: str,
@@ -107,7 +143,9 @@ def place_of(ranks: int, shown: list[int]) -> float:
     return after - 1 + math.log(ranks / low) / math.log(high / low)
 
 
-def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
+def _save(
+    path: Path, pictures: int, draw: Callable[[list], None], height: float = 6
+) -> None:
     if pictures == 0:
         return
     try:
@@ -119,7 +157,7 @@ def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        1, pictures, figsize=(8 * pictures, 6), squeeze=False, layout="constrained"
+        1, pictures, figsize=(8 * pictures, height), squeeze=False, layout="constrained"
     )
     draw(list(axes[0]))
     # The same figures make the same file, with its text as text.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 from collections.abc import Callable
 
 import jobs
@@ -138,13 +137,7 @@ def measure(
     contenders: dict[str, Job], rounds: int
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Asks ranks and copies in turn; each round is one comparison."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        # The first one of a round is the last one of the next.
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
-            answers = contenders[name].ask()
-            mean = statistics.mean(answer["seconds"][0] for answer in answers)
-            seconds[name].append(mean)
+    seconds = measurement.take_turns(contenders, rounds)
     return {
         name: {
             "seconds": summary(found),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import socket
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import rank
 
 JIT_COMPILE = {"auto": "auto", "yes": True, "no": False}
@@ -42,7 +45,6 @@ def main() -> None:
 def train(options: argparse.Namespace) -> None:
     """Trains an epoch for each command."""
     import keras
-    import numpy as np
     import tensorflow as tf
 
     import keras_hvd
@@ -60,26 +62,11 @@ def train(options: argparse.Namespace) -> None:
             for other in others:
                 other.recv(1)
 
-    class Pace(keras.callbacks.Callback):
-        """Waits for a command before each epoch and answers with its time per step."""
-
-        def on_train_begin(self, logs=None) -> None:
-            session.command()
-            self.begin = time.perf_counter()
-
-        def on_epoch_end(self, epoch, logs=None) -> None:
-            seconds = (time.perf_counter() - self.begin) / options.steps
-            session.reply(seconds=[seconds])
-            if session.command() is None:
-                self.model.stop_training = True
-            self.begin = time.perf_counter()
-
     keras.utils.set_random_seed(1)
     callbacks = [Meeting()] if others else []
     scope = contextlib.nullcontext()
     place = options.rank, options.size
     is_copy = options.rank is not None
-    batch = options.batch
     if is_copy:
         take_gpu(options.rank)
     else:
@@ -95,7 +82,7 @@ def train(options: argparse.Namespace) -> None:
         if options.strategy:
             scope = keras_hvd.Strategy().scope()
             # All ranks have the same data, and each takes its rows of a batch.
-            batch *= place[1]
+            options.batch *= place[1]
         elif not is_copy:
             callbacks = [
                 keras_hvd.callbacks.BroadcastGlobalVariables(0),
@@ -112,19 +99,55 @@ def train(options: argparse.Namespace) -> None:
                 metrics=["accuracy"],
                 jit_compile=JIT_COMPILE[options.jit_compile],
             )
-        random = np.random.default_rng(0 if options.strategy else place[0])
-        count = options.steps * batch
-        model.fit(
-            random.random((count, 28, 28, 1), np.float32),
-            random.integers(0, 10, count),
-            batch_size=batch,
-            epochs=1_000_000,
-            verbose=0,
-            callbacks=[*callbacks, Pace()],
-        )
+        fit(model, session, options, 0 if options.strategy else place[0], callbacks)
     except Exception as error:
         session.reply(error=f"{type(error).__name__}: {error}")
         raise
+
+
+def fit(
+    model,
+    session: rank.Session,
+    options: argparse.Namespace,
+    seed: int,
+    callbacks: Sequence[object] = (),
+) -> None:
+    """Trains an epoch for each command and answers with its time per step."""
+    import keras
+
+    class Pace(keras.callbacks.Callback):
+        """Waits for a command before each epoch."""
+
+        def on_train_begin(self, logs=None) -> None:
+            session.command()
+            self.begin = time.perf_counter()
+
+        def on_epoch_end(self, epoch, logs=None) -> None:
+            seconds = (time.perf_counter() - self.begin) / options.steps
+            session.reply(seconds=[seconds], norm=norm(self.model.get_weights()))
+            if session.command() is None:
+                self.model.stop_training = True
+            self.begin = time.perf_counter()
+
+    model.fit(
+        *data(options, seed),
+        batch_size=options.batch,
+        epochs=1_000_000,
+        verbose=0,
+        callbacks=[*callbacks, Pace()],
+    )
+
+
+def data(options: argparse.Namespace, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random images and labels for an epoch."""
+    random = np.random.default_rng(seed)
+    count = options.steps * options.batch
+    return random.random((count, 28, 28, 1), np.float32), random.integers(0, 10, count)
+
+
+def norm(weights: Sequence[np.ndarray]) -> float:
+    """The length of all weights as one vector: equal on ranks that train together."""
+    return math.sqrt(sum(float(np.sum(each.astype(float) ** 2)) for each in weights))
 
 
 def take_gpu(number: int) -> None:

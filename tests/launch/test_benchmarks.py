@@ -1,5 +1,7 @@
 """Each benchmark measures, prints its tables and writes a file for `report.py`."""
 
+import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -115,6 +117,46 @@ def test_scaling(benchmark):
         f"{VARIANT}, 2 ranks, Strategy: speed of copies that meet",
     ]
     assert f"| {VARIANT}" in printed
+
+
+def test_speed(benchmark, tmp_path):
+    few = ["--rounds", 2, "--steps", 2, "--batch", 8, "--ranks", 1, 2]
+    peer = "MultiWorkerMirroredStrategy"
+    printed, result = benchmark("speed", *few, "--peers", peer)
+    assert result["notes"] == []
+    assert set(result["measured"]) == {"1", "2"}
+    for found in result["measured"].values():
+        assert set(found) == {"keras_hvd", "copies that exchange nothing", peer}
+        assert all(each["median"] > 0 for each in found.values())
+    assert "| 2 against 1 |" in printed
+    picture = (tmp_path / "speed.svg").read_text()
+    assert all(text in picture for text in ("1 rank", "2 ranks", peer))
+
+
+def test_speed_leaves_out_what_does_not_run(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import measurement
+    import speed
+
+    def broken(ranks: int, *arguments: object) -> measurement.Job:
+        raise measurement.ContenderError("it raises")
+
+    monkeypatch.setattr(speed, "OURS", {})
+    monkeypatch.setattr(speed, "PEERS", {"a peer": broken})
+    options = argparse.Namespace(steps=2, batch=8, peers=["a peer"])
+    notes = []
+    assert speed.start(2, options, contextlib.ExitStack(), notes) == {}
+    assert notes == ["Without a peer on 2 ranks: it raises"]
+
+
+def test_speed_refuses_ranks_that_train_models_of_their_own(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import measurement
+    import speed
+
+    speed.require_equal_weights("a peer", [{"norm": 21.5}, {"norm": 21.5}])
+    with pytest.raises(measurement.ContenderError, match="the ranks' weights differ"):
+        speed.require_equal_weights("a peer", [{"norm": 21.5}, {"norm": 21.6}])
 
 
 def test_allocator(benchmark):
