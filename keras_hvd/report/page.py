@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.report.advice import advice, percent
-from keras_hvd.report.record import Intervals, JobRecord, Rates, Tensor
+from keras_hvd.report.record import WAITING, Intervals, JobRecord, Rates, Tensor
 
 # Drawn in place of the page's own color, which follows light and dark.
 _TEXT = "#010203"
@@ -21,6 +21,8 @@ COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
 _MOST_TENSORS = 20
 # The number of stretches that a picture can show.
 _MOST_DRAWN = 512
+# A stretch with less of its time in steps is a gap in the lines.
+_GAP = 0.1
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #ffffff; --line: #d5d5d5 }
@@ -84,7 +86,21 @@ def _front(record: JobRecord) -> list[str]:
     }
     said = "".join(f"<p>{_marked(text)}</p>" for text in advice(record))
     rows = [each for each in facts.items() if each[1]]
-    return ["<h1>What the job did</h1>", said, table((), rows)]
+    return ["<h1>What the job did</h1>", said, table((), rows), *_shares(record)]
+
+
+def _shares(record: JobRecord) -> list[str]:
+    shares = {name: seconds for name, seconds in record.shares().items() if seconds}
+    if not shares:
+        return []
+    all_of_it = sum(shares.values())
+    rows = [
+        (name, _seconds(seconds), percent(seconds / all_of_it))
+        for name, seconds in shares.items()
+    ]
+    explained = f"<p>{WAITING}</p>" if record.size > 1 else ""
+    head = "rank 0", "time", "of all"
+    return ["<h2>Where the time went</h2>", table(head, rows), explained]
 
 
 def _marked(text: str) -> str:
@@ -104,30 +120,47 @@ def _charts(record: JobRecord) -> list[str]:
     times = _drawn(record.intervals)
     record = dataclasses.replace(record, intervals=times)
     charts = []
-    if np.isfinite(times.samples).any():
-        rate = times.samples / np.maximum(times.end - times.begin, 1e-9)
+    rate = _without_gaps(times, times.samples / np.maximum(times.inside, 1e-9))
+    loss = _without_gaps(times, times.loss)
+    if np.isfinite(rate).any():
         charts += ["<h2>Throughput and loss</h2>", _line(times, rate, "samples/s")]
-    if np.isfinite(times.loss).any():
-        charts.append(_line(times, times.loss, "loss of rank 0"))
+    if np.isfinite(loss).any():
+        charts.append(_line(times, loss, "loss of rank 0"))
     if record.size == 1:
         return charts
-    charts += ["<h2>Time of a step</h2>", _split(record)]
+    charts += ["<h2>Time of a step</h2>", _split(record)] if times.inside.any() else []
     rates = record.rates()
     if rates is not None:
         charts += ["<h2>Links and memory</h2>", _throughput(record, rates)]
-    return [*charts, "<h2>Who waited</h2>", _heat(record)]
+    return [*charts, "<h2>Which rank was behind</h2>", _heat(record)]
 
 
 def _drawn(times: Intervals) -> Intervals:
     """The stretches to draw: neighbours together where there are too many."""
     count = len(times.steps)
     firsts = np.arange(0, count, -(-count // _MOST_DRAWN))
-    values = vars(times) | {"loss": times.loss * times.steps}
+    # Values that are not known, such as those of a validation, count as none.
+    known = {
+        name: np.isfinite(value).astype(float)
+        for name, value in (("samples", times.samples), ("loss", times.loss))
+    }
+    known["loss"] *= times.steps
+    values = vars(times) | {
+        "samples": np.nan_to_num(times.samples),
+        "loss": np.nan_to_num(times.loss) * known["loss"],
+    }
     sums = {name: np.add.reduceat(value, firsts) for name, value in values.items()}
     sums["begin"] = times.begin[firsts]
     sums["end"] = np.append(times.begin[firsts[1:]], times.end[-1])
-    sums["loss"] /= np.maximum(sums["steps"], 1)
+    counts = {name: np.add.reduceat(value, firsts) for name, value in known.items()}
+    sums["samples"][counts["samples"] == 0] = np.nan
+    counts["loss"][counts["loss"] == 0] = np.nan
+    sums["loss"] /= counts["loss"]
     return Intervals(**sums)
+
+
+def _without_gaps(times: Intervals, values: np.ndarray) -> np.ndarray:
+    return np.where(times.share < _GAP, np.nan, values)
 
 
 def _line(times: Any, values: np.ndarray, name: str) -> str:
@@ -144,21 +177,15 @@ def _line(times: Any, values: np.ndarray, name: str) -> str:
 
 def _split(record: JobRecord) -> str:
     times = record.intervals
-    whole = times.end - times.begin
+    whole, parts = times.inside, times.parts()
     steps = np.maximum(times.steps, 1)
-    exposed = times.exposed_waiting + times.exposed_moving
-    parts = {
-        "computing": np.maximum(whole - exposed, 0),
-        "waiting": times.exposed_waiting,
-        "moving bytes": times.exposed_moving,
-    }
     each_step = 1000 * whole / steps
     # The first steps, which compile, would make all others flat.
     top = 1.5 * float(np.quantile(each_step, 0.95))
 
     def draw(axes: Any) -> None:
         edges = np.append(times.begin, times.end[-1])
-        heights = (1000 * part / steps for part in parts.values())
+        heights = (_without_gaps(times, 1000 * part / steps) for part in parts.values())
         drawn = [np.append(each, each[-1]) for each in heights]
         axes.stackplot(edges, *drawn, step="post", colors=COLORS, labels=parts)
         axes.set_ylabel("ms a step")
@@ -172,7 +199,7 @@ def _split(record: JobRecord) -> str:
         for name, part in parts.items()
     ]
     communicating = float((times.waiting + times.moving).sum())
-    caption = "Waiting and moving bytes count while no computation of rank 0 is beside."
+    caption = WAITING
     if steps.max() > 1:
         caption += f" Drawn are means of {steps.max():,.0f} steps."
     if each_step.max() > top:
@@ -182,9 +209,10 @@ def _split(record: JobRecord) -> str:
         lost = "Not all requests were recorded, so steps seem longer than they were."
         caption += f" {lost}"
     if communicating > 0:
-        beside = percent(max(0.0, 1 - float(exposed.sum()) / communicating))
+        exposed = float((times.exposed_waiting + times.exposed_moving).sum())
+        beside = percent(max(0.0, 1 - exposed / communicating))
         caption += f" Of all its communication {beside} ran beside computation."
-    return figure(draw, caption) + table(("rank 0", "a step", "of the time"), figures)
+    return figure(draw, caption) + table(("rank 0", "a step", "of its steps"), figures)
 
 
 def _throughput(record: JobRecord, rates: Rates) -> str:
@@ -240,7 +268,7 @@ def _heat(record: JobRecord) -> str:
         axes.invert_yaxis()
         axes.set_ylabel("rank")
         axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.figure.colorbar(mesh, ax=axes, label="waiting, % of the time")
+        axes.figure.colorbar(mesh, ax=axes, label="ahead, % of the time")
 
     rows = [
         (rank, _seconds(waited), _seconds(others))
@@ -248,8 +276,11 @@ def _heat(record: JobRecord) -> str:
             zip(times.waits.sum(axis=0), times.waited_for.sum(axis=0))
         )
     ]
-    caption = "A rank waits while it has submitted a tensor that another has not."
-    head = "rank", "waited", "all others waited for it"
+    caption = (
+        "A rank is ahead while it has submitted a tensor that another has not. It may "
+        "compute meanwhile, so this is more than its waiting."
+    )
+    head = "rank", "ahead of another", "behind all others"
     return figure(draw, caption) + table(head, rows)
 
 

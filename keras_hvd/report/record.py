@@ -4,6 +4,14 @@ import dataclasses
 
 import numpy as np
 
+from keras_hvd.recording.phases import CALLBACKS, SAVING, STEPS, TRACING, VALIDATION
+
+WAITING = (
+    "Rank 0 waits while it computes nothing and moves no bytes, though a tensor of its "
+    "own is not done."
+)
+"""Waiting, as the progress bar and all of a report mean it."""
+
 
 @dataclasses.dataclass
 class Intervals:
@@ -39,6 +47,29 @@ class Intervals:
     """Samples of all ranks; NaN where unknown."""
     loss: np.ndarray
     """Rank 0's loss, its mean over the stretch; NaN where unknown."""
+    outside: np.ndarray
+    """Time in which rank 0 did something else than steps, such as a validation."""
+
+    @property
+    def inside(self) -> np.ndarray:
+        """The time of rank 0's steps."""
+        return np.maximum(self.end - self.begin - self.outside, 0)
+
+    @property
+    def share(self) -> np.ndarray:
+        """The share of the steps in each stretch."""
+        return self.inside / np.maximum(self.end - self.begin, 1e-9)
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """What rank 0 did in the time of its steps.
+
+        `WAITING` says what waiting is. The figures of a stretch count by the share of
+        its steps.
+        """
+        waiting = self.exposed_waiting * self.share
+        moving = self.exposed_moving * self.share
+        computing = np.maximum(self.inside - waiting - moving, 0)
+        return {"computing": computing, "waiting": waiting, "moving bytes": moving}
 
 
 @dataclasses.dataclass
@@ -123,6 +154,8 @@ class JobRecord:
     capacity: float | None = None
     """Bytes of a tensor that passed in a second before the job's own work began, with
     nothing beside; of tensors in host memory, so None if the ranks use GPUs."""
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Rank 0's seconds in each of `recording.phases.PHASES`; empty if unknown."""
     not_known: str = ""
     """Other things that are unknown, as sentences."""
 
@@ -135,6 +168,28 @@ class JobRecord:
     def medium(self) -> str:
         """The medium that the bytes passed through."""
         return "the memory" if self.hosts == 1 else "the links between the hosts"
+
+    def shares(self) -> dict[str, float]:
+        """Rank 0's seconds in all that it did, which add up; empty if unknown."""
+        if not self.phases:
+            return {}
+        parts = self.intervals.parts()
+        steps = {name: float(part.sum()) for name, part in parts.items()}
+        steps["computing"] = 0.0
+        steps["computing"] = max(self.phases[STEPS] - sum(steps.values()), 0.0)
+        shares = {f"steps: {name}": seconds for name, seconds in steps.items()} | {
+            "tracing: the first step of each fit, which compiles": self.phases[TRACING],
+            "validation": self.phases[VALIDATION],
+            "saving": self.phases[SAVING],
+            "callbacks between epochs": self.phases[CALLBACKS],
+        }
+        rest = max(self.seconds - sum(shares.values()), 0.0)
+        return shares | {"the rest: before, between and after fits": rest}
+
+    def behind(self) -> np.ndarray:
+        """For each rank, the time in steps in which it was behind all others."""
+        times = self.intervals
+        return (times.waited_for * times.share[:, None]).sum(axis=0)
 
     def rates(self) -> Rates | None:
         """The rates of tensors; None if no tensor of known size was seen to pass."""

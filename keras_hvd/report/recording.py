@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.recording import facts, files, rank_records, training_series
+from keras_hvd.recording.phases import PHASES
 from keras_hvd.recording.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
 from keras_hvd.timeline import events
@@ -28,6 +29,8 @@ _HEADER_BYTES = 4096
 _TENSOR = np.dtype([("name", "S128"), ("values", "=f8", 5)])
 _EVENT = np.dtype([("time", "=f8"), ("text", "S248")])
 _SUMS = 8
+# The column of the series that has the time in steps.
+_IN_STEPS = 5
 
 
 _DAMAGE = (*events.DAMAGE, MemoryError, struct.error)
@@ -44,21 +47,24 @@ class Waits:
 
     seconds: float
     """From the first step to the last that is recorded."""
+    waiting: float
+    """Rank 0's, as `record.WAITING` says."""
     waits: list[float]
-    """For each rank, the time in which it waited for others."""
+    """For each rank, the time in which it was ahead of another."""
     waited_for: list[float]
-    """For each rank, the time in which all others waited for it."""
+    """For each rank, the time in which it was behind all others."""
 
     def since(self, earlier: Waits) -> Waits:
         """The waits after `earlier`.
 
         Example:
 
-        >>> Waits(3, [2, 0], [0, 2]).since(Waits(1, [1, 0], [0, 1]))
-        Waits(seconds=2, waits=[1, 0], waited_for=[0, 1])
+        >>> Waits(3, 2, [2, 0], [0, 2]).since(Waits(1, 1, [1, 0], [0, 1]))
+        Waits(seconds=2, waiting=1, waits=[1, 0], waited_for=[0, 1])
         """
         return Waits(
             self.seconds - earlier.seconds,
+            self.waiting - earlier.waiting,
             [now - then for now, then in zip(self.waits, earlier.waits)],
             [now - then for now, then in zip(self.waited_for, earlier.waited_for)],
         )
@@ -101,7 +107,9 @@ def _read(folder: Path) -> JobRecord:
     known = facts.read(folder / files.FACTS)
     ranks = _read_if_there(rank_records.read, folder / files.RANKS, [])
     series = _read_if_there(
-        training_series.read, folder / files.SERIES, np.zeros((0, 5))
+        training_series.read,
+        folder / files.SERIES,
+        np.zeros((0, training_series.COLUMNS)),
     )
     series = series[np.isfinite(series).all(axis=1)]
     # A job of `khvdrun --scaling` meets in its steps, also if it is of one rank.
@@ -118,6 +126,7 @@ def _read(folder: Path) -> JobRecord:
         command=_read_if_there(_text, folder / files.COMMAND, ""),
         ended="was killed, or still runs: the recording has no end",
         left_out=times.left_out,
+        phases=dict(zip(PHASES, series[-1, -len(PHASES) :])) if len(series) else {},
         capacity=None if any(rank.gpu for rank in ranks) else known.get("capacity"),
     )
 
@@ -180,9 +189,9 @@ class _Times:
         return every, waited_for
 
     def waits(self) -> Waits:
-        begin, end, *_ = self._totals.tolist()
+        begin, end, *_, waiting = self._totals[:_SUMS].tolist()
         every, waited_for = self.by_rank(self._totals)
-        return Waits(end - begin, every.tolist(), waited_for.tolist())
+        return Waits(end - begin, waiting, every.tolist(), waited_for.tolist())
 
     def tensors(self) -> list[Tensor]:
         found = np.frombuffer(self._data, _TENSOR, self._tensors, _HEADER_BYTES)
@@ -209,26 +218,36 @@ def _intervals(times: _Times, series: np.ndarray) -> Intervals:
     rows = times.rows()
     begin, end = rows[:, 0], rows[:, 1]
     samples = loss = np.full(len(rows), np.nan)
+    outside = np.zeros(len(rows))
+    if len(series):
+        in_steps = _grown(series, _IN_STEPS, times, begin, end)
+        outside = np.maximum(end - begin - in_steps, 0)
     # A train_step that leaves Keras' tracker of the loss alone counts no samples.
     if len(series) and series[-1, 1] > 0:
-        moments = series[:, 0] - times.started
         samples, lost, counted = (
-            np.interp(end, moments, sums) - np.interp(begin, moments, sums)
-            for sums in series[:, 1:4].T
+            _grown(series, column, times, begin, end) for column in (1, 2, 3)
         )
         loss = _means(lost, counted, least=1e-9)
-    return Intervals(*(*rows[:, :_SUMS].T, *times.by_rank(rows), samples, loss))
+    sums, waits = rows[:, :_SUMS].T, times.by_rank(rows)
+    return Intervals(*(*sums, *waits, samples, loss, outside))
+
+
+def _grown(
+    series: np.ndarray, column: int, times: _Times, begin: np.ndarray, end: np.ndarray
+) -> np.ndarray:
+    """The growth of a column of the series in each stretch."""
+    moments, sums = series[:, 0] - times.started, series[:, column]
+    return np.interp(end, moments, sums) - np.interp(begin, moments, sums)
 
 
 def _alone(times: _Times, series: np.ndarray) -> Intervals:
     """The intervals of a job of one rank, whose engine reduces no gradients."""
-    grown = np.diff(series, axis=0)
-    trained = grown[:, 4] > 0
-    begin = series[:-1][trained, 0] - times.started
-    seconds, samples, lost, counted, steps = grown[trained].T
+    begin = series[:-1, 0] - times.started
+    seconds, samples, lost, counted, steps, in_steps = np.diff(series, axis=0)[:, :6].T
     samples, loss = np.where(counted > 0, samples, np.nan), _means(lost, counted)
     nothing = [np.zeros(len(steps))] * 5 + [np.zeros((len(steps), 1))] * 2
-    return Intervals(*(begin, begin + seconds, steps, *nothing, samples, loss))
+    own = samples, loss, np.maximum(seconds - in_steps, 0)
+    return Intervals(*(begin, begin + seconds, steps, *nothing, *own))
 
 
 def _means(sums: np.ndarray, counts: np.ndarray, least: float = 0.0) -> np.ndarray:
