@@ -19,6 +19,8 @@ from keras_hvd.report.record import WAITING, Intervals, JobRecord, Rates, Tensor
 _TEXT = "#010203"
 COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
 _MOST_TENSORS = 20
+# The beginning of names that keras_hvd gives to what it exchanges by itself.
+_OWN = "keras_hvd/"
 # The number of stretches that a picture can show.
 _MOST_DRAWN = 512
 # A stretch with less of its time in steps is a gap in the lines.
@@ -335,7 +337,9 @@ def _tables(record: JobRecord) -> list[str]:
 
 def _of_tensors(tensors: Iterable[Tensor]) -> str:
     rows = []
-    slowest = sorted(tensors, key=lambda each: sum(each.phases), reverse=True)
+    slowest = sorted(
+        _with_own_together(tensors), key=lambda each: sum(each.phases), reverse=True
+    )
     for each in slowest[:_MOST_TENSORS]:
         times = max(each.times, 1)
         # The size of an allgather is not known.
@@ -344,6 +348,20 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
         rows.append((each.name, f"{each.times:,}", size, *phases))
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
     return f'<div class="tensors">{table(head, rows)}</div>'
+
+
+def _with_own_together(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors of the user, and one that stands for all of keras_hvd's own."""
+    of_user: list[Tensor] = []
+    own: list[Tensor] = []
+    for each in tensors:
+        (own if each.name.startswith(_OWN) else of_user).append(each)
+    if own:
+        numbers = zip(*(dataclasses.astuple(each)[1:] for each in own))
+        times, _, *phases = map(sum, numbers)
+        # Their sizes say nothing together.
+        of_user.append(Tensor(f"keras_hvd's own ({len(own)})", times, 0, *phases))
+    return of_user
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -272,6 +272,20 @@ def test_a_size_that_is_not_known_is_left_out(tmp_path):
     assert "<td>gathered</td><td>1</td><td></td>" in written(job, tmp_path)
 
 
+def test_the_slowest_tensors_are_those_of_the_user(tmp_path):
+    job = record()
+    job.tensors = [
+        Tensor("keras_hvd/metrics", 4, 64, 1.0, 1.0, 1.0),
+        Tensor("keras_hvd/stop_training", 6, 24, 2.0, 1.0, 1.0),
+        *(Tensor(f"gradients/{each}", 5, 40, 0.5, 0.5, 0.5) for each in range(30)),
+    ]
+    text = written(job, tmp_path)
+    own = "<td>keras_hvd's own (2)</td><td>10</td><td></td><td>300 ms</td><td>200 ms"
+    assert own in text.replace("&#x27;", "'")
+    assert "keras_hvd/metrics" not in text and "keras_hvd/stop" not in text
+    assert text.count("<td>gradients/") == page._MOST_TENSORS - 1
+
+
 def test_names_are_no_markup_and_the_page_asks_for_nothing_elsewhere(tmp_path):
     text = written(record(), tmp_path)
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
