@@ -143,8 +143,9 @@ class TrainingProgress:
     def shown(self) -> str:
         """The text for rank 0's progress bar; "" for nothing yet.
 
-        Waiting, as the report means it, is shown if it takes more than a tenth of the
-        steps' time, while it is recorded: under `khvdrun --report` and `--status`.
+        Waiting, as the report means it, is shown if the rank that waits longest does
+        so in more than a tenth of the steps' time, while it is recorded: under `khvdrun
+        --report` and `--status`.
         """
         rate = self.samples_per_second * basics.size()
         if math.isnan(rate):
@@ -157,7 +158,7 @@ progress = TrainingProgress()
 
 
 def describe(rate: float, waits: recording.Waits | None) -> str:
-    """Describes the speed of all ranks and, if much is lost to waiting, for which rank.
+    """Describes the speed of all ranks and, if ranks wait much, who waits for whom.
 
     Args:
         rate: samples in a second, of all ranks.
@@ -165,25 +166,20 @@ def describe(rate: float, waits: recording.Waits | None) -> str:
 
     Example:
 
-    >>> describe(1240.4, recording.Waits(10, 2.5, [3, 0.1, 2], [0.1, 2.2, 0]))
+    >>> describe(1240.4, recording.Waits(10, [2.5, 0.1, 2], [0.1, 2.2, 0]))
     '1,240 samples/s - 25% waiting, most for rank 1'
-    >>> describe(1240.4, recording.Waits(10, 0.1, [0.1, 2.5], [2.5, 0.1]))
-    '1,240 samples/s - others ahead of rank 0 in 25%'
-    >>> describe(9.87, recording.Waits(10, 0.5, [0.6, 0.1], [0.1, 0.6]))
+    >>> describe(9.87, recording.Waits(10, [0.5, 0.1], [0.1, 0.5]))
     '9.9 samples/s'
     """
     text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
     text += " samples/s"
     if waits is None:
         return text
-    rank_0, *others = waits.waited_for
-    waiting, behind = waits.waiting / waits.seconds, rank_0 / waits.seconds
-    if others and waiting >= _SHOWN_WAITING:
-        rank = 1 + others.index(max(others))
-        return f"{text} - {waiting:.0%} waiting, most for rank {rank}"
-    if behind >= _SHOWN_WAITING:
-        return f"{text} - others ahead of rank 0 in {behind:.0%}"
-    return text
+    share = max(waits.waits) / waits.seconds
+    if share < _SHOWN_WAITING:
+        return text
+    rank = waits.waited_for.index(max(waits.waited_for))
+    return f"{text} - {share:.0%} waiting, most for rank {rank}"
 
 
 def show(callbacks: list[keras.callbacks.Callback]) -> None:

@@ -102,11 +102,11 @@ _METRICS = (
     ("loss", "loss", "gauge", "The rank's loss, its mean over the epoch."),
     (
         *("waited_seconds", "waited_seconds_total", "counter"),
-        "Time in which the rank was ahead of another: it had submitted a tensor first.",
+        "Time in which the rank waited for others.",
     ),
     (
         *("waited_for_seconds", "waited_for_seconds_total", "counter"),
-        "Time in which the rank was behind all others.",
+        "Time in which all others waited for the rank.",
     ),
     (
         *("last_step_age_seconds", "last_step_age_seconds", "gauge"),

@@ -11,10 +11,6 @@ _MUCH, _LITTLE = 0.1, 0.03
 # Shares of the capacity of links or memory. From the first on, they are the limit;
 # below the second, something else is.
 _FULL, _IDLE = 0.7, 0.4
-_REASONS = (
-    "See what else runs there, whether it has as many cores, and whether its data "
-    "takes longer to read."
-)
 _AUTOTUNE = "KERAS_HVD_AUTOTUNE", "HOROVOD_AUTOTUNE"
 
 
@@ -31,14 +27,14 @@ def advice(record: JobRecord) -> list[str]:
 
     >>> import numpy as np
     >>> from keras_hvd.report.record import Intervals
-    >>> one, ranks = np.ones(1), np.array([[0.0, 0.9]])
+    >>> one, ranks = np.ones(1), np.zeros((1, 2))
     >>> intervals = Intervals(
     ...     begin=0 * one, end=3 * one, steps=one, bytes=one, moving=one, waiting=one,
     ...     exposed_moving=0.6 * one, exposed_waiting=0 * one, waits=ranks,
     ...     waited_for=ranks, samples=one, loss=one, outside=0 * one)
     >>> job = JobRecord(2, 0.0, 3.0, intervals, [], [], [], {}, "", "ended")
-    >>> advice(job)[0][:41]
-    "Moving bytes takes 20 % of rank 0's steps"
+    >>> advice(job)[0][:42]
+    "Moving bytes takes 20 % of the steps' time"
     """
     if record.size == 1:
         return ["One rank took part, so there was nothing to exchange."]
@@ -46,62 +42,42 @@ def advice(record: JobRecord) -> list[str]:
     seconds = float(times.inside.sum())
     if seconds <= 0:
         return ["No whole step was recorded, so there is nothing to say of its time."]
-    parts = {name: float(part.sum()) / seconds for name, part in times.parts().items()}
-    waiting, moving = parts["waiting"], parts["moving bytes"]
-    behind = float(record.behind()[0]) / seconds if _late_rank(record) == 0 else 0.0
+    waits = times.in_steps(times.waits) / seconds
+    waiting = float(waits.max())
+    moving = float(times.parts()["moving bytes"].sum()) / seconds
     found = []
-    if behind >= _LITTLE:
-        found.append((behind, _of_rank_0(record, behind)))
     if waiting >= _LITTLE:
-        found.append((waiting, _of_waiting(record, waiting, seconds)))
+        found.append((waiting, _of_waiting(record, int(waits.argmax()), waiting)))
     if moving >= _LITTLE:
         found.append((moving, _of_moving(record, moving)))
-    if max(behind, waiting, moving) < _MUCH:
-        rest = f"{percent(parts['computing'])} of a step is computation"
+    if max(waiting, moving) < _MUCH:
+        rest = f"{percent(1 - waiting - moving)} of a step is computation"
         found.append((1.0, f"{rest}, so there is little to gain from communication."))
     said = [text for _, text in sorted(found, key=lambda each: -each[0])]
     return said + _of_worth(record)
 
 
-def _late_rank(record: JobRecord) -> int | None:
-    """The rank that is behind far more than the others, if any."""
-    behind = record.behind()
-    rank = int(behind.argmax())
-    last = float(behind[rank])
-    others = (float(behind.sum()) - last) / max(1, record.size - 1)
-    return None if last <= 2 * others else rank
-
-
-def _of_rank_0(record: JobRecord, share: float) -> str:
-    return (
-        f"The other ranks are ahead of rank 0{_place(record, 0)} in {percent(share)} "
-        f"of its steps. {_REASONS}"
-    )
-
-
-def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
-    said = f"Rank 0 waits for other ranks in {percent(share)} of its steps"
-    behind = record.behind()
-    if not behind.any():
-        return f"{said}, and nobody's tensors come late: the ranks may lack cores."
-    rank = _late_rank(record)
-    if rank == 0:
-        return f"{said}."
-    if rank is None:
+def _of_waiting(record: JobRecord, rank: int, share: float) -> str:
+    said = f"Rank {rank} waits for other ranks in {percent(share)} of the steps' time"
+    times = record.intervals
+    waited_for = times.in_steps(times.waited_for)
+    late = int(waited_for.argmax())
+    last = float(waited_for[late])
+    others = (float(waited_for.sum()) - last) / max(1, record.size - 1)
+    if last <= 2 * others:
         return (
-            f"{said}, for all ranks alike. More ranks than cores, batches that take "
-            "different times or a shared disk do that: try fewer ranks on a host, or "
-            "`keras_hvd.data.distribute`."
+            f"{said}, for all ranks alike. More ranks than cores, batches that "
+            "take different times or a shared disk do that: try fewer ranks on a host, "
+            "or `keras_hvd.data.distribute`."
         )
+    host = record.members[late].host
+    place = f" on {host}" if host else ""
+    part = percent(last / float(times.inside.sum()))
     return (
-        f"{said}. All others are ahead of rank {rank}{_place(record, rank)} in "
-        f"{percent(float(behind[rank]) / seconds)} of them. {_REASONS}"
+        f"{said}. Most of all the ranks wait for rank {late}{place}, in {part} of "
+        "it. See what else runs there, whether it has as many cores, and whether its "
+        "data takes longer to read."
     )
-
-
-def _place(record: JobRecord, rank: int) -> str:
-    host = record.members[rank].host
-    return f" on {host}" if host else ""
 
 
 def _of_worth(record: JobRecord) -> list[str]:
@@ -115,7 +91,7 @@ def _of_worth(record: JobRecord) -> list[str]:
 
 
 def _of_moving(record: JobRecord, share: float) -> str:
-    moving = f"Moving bytes takes {percent(share)} of rank 0's steps"
+    moving = f"Moving bytes takes {percent(share)} of the steps' time"
     said = f"{moving}, with no computation beside it."
     batches, fewer, smaller, autotuning = _remedies(record)
     rates = record.rates()

@@ -134,7 +134,7 @@ def _charts(record: JobRecord) -> list[str]:
     rates = record.rates()
     if rates is not None:
         charts += ["<h2>Links and memory</h2>", _throughput(record, rates)]
-    return [*charts, "<h2>Which rank was behind</h2>", _heat(record)]
+    return [*charts, "<h2>Who waited</h2>", _heat(record)]
 
 
 def _drawn(times: Intervals) -> Intervals:
@@ -200,7 +200,6 @@ def _split(record: JobRecord) -> str:
         (name, f"{1000 * part.sum() / many:.3g} ms", percent(part.sum() / total))
         for name, part in parts.items()
     ]
-    communicating = float((times.waiting + times.moving).sum())
     caption = WAITING
     if steps.max() > 1:
         caption += f" Drawn are means of {steps.max():,.0f} steps."
@@ -210,11 +209,9 @@ def _split(record: JobRecord) -> str:
     if record.left_out:
         lost = "Not all requests were recorded, so steps seem longer than they were."
         caption += f" {lost}"
-    if communicating > 0:
-        exposed = float((times.exposed_waiting + times.exposed_moving).sum())
-        beside = percent(max(0.0, 1 - exposed / communicating))
-        caption += f" Of all its communication {beside} ran beside computation."
-    return figure(draw, caption) + table(("rank 0", "a step", "of its steps"), figures)
+    return figure(draw, caption) + table(
+        ("rank 0", "a step", "of the steps' time"), figures
+    )
 
 
 def _throughput(record: JobRecord, rates: Rates) -> str:
@@ -270,7 +267,7 @@ def _heat(record: JobRecord) -> str:
         axes.invert_yaxis()
         axes.set_ylabel("rank")
         axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.figure.colorbar(mesh, ax=axes, label="ahead, % of the time")
+        axes.figure.colorbar(mesh, ax=axes, label="waiting, % of the time")
 
     rows = [
         (rank, _seconds(waited), _seconds(others))
@@ -278,12 +275,8 @@ def _heat(record: JobRecord) -> str:
             zip(times.waits.sum(axis=0), times.waited_for.sum(axis=0))
         )
     ]
-    caption = (
-        "A rank is ahead while it has submitted a tensor that another has not. It may "
-        "compute meanwhile, so this is more than its waiting."
-    )
-    head = "rank", "ahead of another", "behind all others"
-    return figure(draw, caption) + table(head, rows)
+    head = "rank", "waited", "all others waited for it"
+    return figure(draw, WAITING) + table(head, rows)
 
 
 def figure(draw: Callable[[Any], None], caption: str) -> str:

@@ -7,8 +7,8 @@ import numpy as np
 from keras_hvd.recording.phases import CALLBACKS, SAVING, STEPS, TRACING, VALIDATION
 
 WAITING = (
-    "Rank 0 waits while it computes nothing and moves no bytes, though a tensor of its "
-    "own is not done."
+    "A rank waits while it has submitted a tensor that another rank has not. It may "
+    "compute meanwhile."
 )
 """Waiting, as the progress bar and all of a report mean it."""
 
@@ -60,15 +60,22 @@ class Intervals:
         """The share of the steps in each stretch."""
         return self.inside / np.maximum(self.end - self.begin, 1e-9)
 
+    def in_steps(self, of_ranks: np.ndarray) -> np.ndarray:
+        """For each rank, the part of `waits` or `waited_for` that is in steps."""
+        return (of_ranks * self.share[:, None]).sum(axis=0)
+
     def parts(self) -> dict[str, np.ndarray]:
         """What rank 0 did in the time of its steps.
 
         `WAITING` says what waiting is. The figures of a stretch count by the share of
         its steps.
         """
-        waiting = self.exposed_waiting * self.share
-        moving = self.exposed_moving * self.share
-        computing = np.maximum(self.inside - waiting - moving, 0)
+        waiting = np.minimum(self.waits[:, 0] * self.share, self.inside)
+        # Whatever else keeps rank 0 from computing, it is the exchange.
+        exposed = (self.exposed_waiting + self.exposed_moving) * self.share
+        moving = np.maximum(exposed - waiting, self.exposed_moving * self.share)
+        moving = np.minimum(moving, self.inside - waiting)
+        computing = self.inside - waiting - moving
         return {"computing": computing, "waiting": waiting, "moving bytes": moving}
 
 
@@ -185,11 +192,6 @@ class JobRecord:
         }
         rest = max(self.seconds - sum(shares.values()), 0.0)
         return shares | {"the rest: before, between and after fits": rest}
-
-    def behind(self) -> np.ndarray:
-        """For each rank, the time in steps in which it was behind all others."""
-        times = self.intervals
-        return (times.waited_for * times.share[:, None]).sum(axis=0)
 
     def rates(self) -> Rates | None:
         """The rates of tensors; None if no tensor of known size was seen to pass."""

@@ -47,24 +47,21 @@ class Waits:
 
     seconds: float
     """From the first step to the last that is recorded."""
-    waiting: float
-    """Rank 0's, as `record.WAITING` says."""
     waits: list[float]
-    """For each rank, the time in which it was ahead of another."""
+    """For each rank, the time in which it waited, as `record.WAITING` says."""
     waited_for: list[float]
-    """For each rank, the time in which it was behind all others."""
+    """For each rank, the time in which it kept all others waiting."""
 
     def since(self, earlier: Waits) -> Waits:
         """The waits after `earlier`.
 
         Example:
 
-        >>> Waits(3, 2, [2, 0], [0, 2]).since(Waits(1, 1, [1, 0], [0, 1]))
-        Waits(seconds=2, waiting=1, waits=[1, 0], waited_for=[0, 1])
+        >>> Waits(3, [2, 0], [0, 2]).since(Waits(1, [1, 0], [0, 1]))
+        Waits(seconds=2, waits=[1, 0], waited_for=[0, 1])
         """
         return Waits(
             self.seconds - earlier.seconds,
-            self.waiting - earlier.waiting,
             [now - then for now, then in zip(self.waits, earlier.waits)],
             [now - then for now, then in zip(self.waited_for, earlier.waited_for)],
         )
@@ -189,9 +186,9 @@ class _Times:
         return every, waited_for
 
     def waits(self) -> Waits:
-        begin, end, *_, waiting = self._totals[:_SUMS].tolist()
+        begin, end, *_ = self._totals.tolist()
         every, waited_for = self.by_rank(self._totals)
-        return Waits(end - begin, waiting, every.tolist(), waited_for.tolist())
+        return Waits(end - begin, every.tolist(), waited_for.tolist())
 
     def tensors(self) -> list[Tensor]:
         found = np.frombuffer(self._data, _TENSOR, self._tensors, _HEADER_BYTES)

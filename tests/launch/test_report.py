@@ -193,7 +193,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert len(bars) == 2 and re.search(r"\d% waiting, most for rank [01] - ", bars[1])
     assert "the report is in" in stderr
     page = (tmp_path / "report.html").read_text()
-    assert "ahead of rank 1 on" in page and "samples/s" in page and "SIGKILL" in page
+    assert "wait for rank 1 on" in page and "samples/s" in page and "SIGKILL" in page
     assert "The memory could pass" in page
     assert not [*tmp_path.glob("report.html.recording-*")]
     # The job neither waits for the process that asks, nor mentions it.

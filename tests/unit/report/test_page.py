@@ -27,6 +27,8 @@ def record(
     """A job of `count` stretches of a second, each of 50 steps and a mebibyte."""
     ones, begin = np.ones(count), np.arange(count, dtype=float)
     by_rank = np.outer(ones, waited_for)
+    waits = by_rank[:, ::-1].copy()
+    waits[:, 0] = np.maximum(waits[:, 0], waiting)
     intervals = Intervals(
         begin=begin,
         end=begin + 1,
@@ -36,7 +38,7 @@ def record(
         waiting=waiting * ones + 0.01,
         exposed_moving=moving * ones,
         exposed_waiting=waiting * ones,
-        waits=by_rank[:, ::-1],
+        waits=waits,
         waited_for=by_rank,
         samples=np.full(count, 800.0),
         loss=1 / (1 + begin),
@@ -70,13 +72,14 @@ def test_a_job_that_only_computes_is_told_so():
 
 def test_the_rank_that_others_wait_for_is_named_with_its_host():
     (text,) = advice(record(waiting=0.4, waited_for=(0.02, 0.38)))
-    assert "Rank 0 waits for other ranks in 40 % of its steps" in text
-    assert "All others are ahead of rank 1 on host1 in 38 % of them" in text
+    assert "Rank 0 waits for other ranks in 40 % of the steps' time" in text
+    assert "wait for rank 1 on host1, in 38 % of it" in text
 
 
-def test_rank_0_is_named_if_the_others_are_ahead_of_it_though_it_waits_for_none():
-    (text,) = advice(record(waited_for=(0.38, 0.02)))
-    assert text.startswith("The other ranks are ahead of rank 0 on host0 in 38 % of")
+def test_a_job_that_waits_for_rank_0_is_told_so_though_rank_0_waits_for_none():
+    (text,) = advice(record(waited_for=(0.38, 0.0)))
+    assert text.startswith("Rank 1 waits for other ranks in 38 % of the steps' time")
+    assert "Most of all the ranks wait for rank 0 on host0" in text
 
 
 def test_waits_for_all_alike_blame_no_rank():
@@ -86,8 +89,8 @@ def test_waits_for_all_alike_blame_no_rank():
 
 def test_the_larger_share_comes_first():
     first, second = advice(record(waiting=0.2, moving=0.3))
-    assert first.startswith("Moving bytes takes 30 % of rank 0's steps")
-    assert "20 % of its steps" in second
+    assert first.startswith("Moving bytes takes 30 % of the steps' time")
+    assert "20 % of the steps' time" in second
 
 
 # While moving 1 MiB in 0.31 s, 3.38 MB/s.
@@ -102,7 +105,9 @@ def test_the_larger_share_comes_first():
 )
 def test_what_to_try_depends_on_what_the_links_could_pass(capacity, said):
     (text,) = advice(record(moving=0.3, capacity=capacity))
-    assert text.startswith("Moving bytes takes 30 % of rank 0's steps") and said in text
+    assert (
+        text.startswith("Moving bytes takes 30 % of the steps' time") and said in text
+    )
     assert ("faster network" in text) == (capacity == 3.6e6)
     assert ("many small tensors" in text) == (capacity == 30e6)
 
@@ -188,6 +193,8 @@ def with_validation() -> JobRecord:
 
 def test_the_parts_of_the_time_add_up_and_only_steps_are_computing(tmp_path):
     job = with_validation()
+    # A collective of keras_hvd's own after the gradients hides what went before it.
+    job.intervals.exposed_waiting[:5] = 0
     assert sum(job.shares().values()) == pytest.approx(job.seconds)
     text = written(job, tmp_path)
     assert WAITING in text[: text.index("Throughput and loss")]
@@ -203,7 +210,7 @@ def test_the_parts_of_the_time_add_up_and_only_steps_are_computing(tmp_path):
     ):
         assert cells in text
     # As in the first sentence and in the table of a step.
-    assert "Rank 0 waits for other ranks in 20 % of its steps" in text
+    assert "Rank 0 waits for other ranks in 20 % of the steps&#x27; time" in text
     assert "<td>waiting</td><td>4 ms</td><td>20 %</td>" in text
 
 
@@ -301,7 +308,7 @@ def test_what_is_not_known_is_left_out(tmp_path):
     job.intervals.samples[:] = job.intervals.loss[:] = np.nan
     text = written(job, tmp_path)
     assert not re.search(r"\bnan\b", text)
-    assert "Throughput" not in text and "Which rank was behind" not in text
+    assert "Throughput" not in text and "Who waited" not in text
     assert "None" not in text
 
 

@@ -266,7 +266,7 @@ def test_the_command_writes_the_page_that_says_what_is_not_known(
     assert report(monkeypatch, path, "--output", page) == 0
     assert str(page) in capsys.readouterr().out
     text = page.read_text()
-    assert "Samples, loss, command" in text and "Which rank was behind" in text
+    assert "Samples, loss, command" in text and "Who waited" in text
     assert "None" not in text and "nan" not in text
     assert "Who took part" not in text and "on 1 host" not in text
 
@@ -276,7 +276,7 @@ def test_a_job_that_only_gathers_has_a_page_without_rates(tmp_path, monkeypatch)
     path, page = write(tmp_path / "t", start(), *lines), tmp_path / "page.html"
     assert report(monkeypatch, path, "-o", page) == 0
     text = page.read_text()
-    assert "Which rank was behind" in text and "Links and memory" not in text
+    assert "Who waited" in text and "Links and memory" not in text
 
 
 @pytest.mark.parametrize(
