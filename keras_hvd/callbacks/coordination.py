@@ -104,6 +104,8 @@ class _Counting(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         progress.pause(self.model, CALLBACKS)
+        if basics.size() == 1:
+            _note_epoch(epoch, logs)
 
     def on_train_end(self, logs=None):
         recorder.enter(REST)
@@ -200,6 +202,13 @@ def _note_settings(model: keras.Model) -> None:
         )
 
 
+def _note_epoch(epoch: int, logs: dict[str, Any] | None) -> None:
+    """Adds an epoch to the recording, on rank 0."""
+    own = recorder.current()
+    if own is not None and own.epochs is not None:
+        own.epochs.add(epoch + 1, logs or {})
+
+
 class _Steps:
     """The number of steps that this rank has made in an epoch.
 
@@ -281,6 +290,8 @@ class _AfterOthers(keras.callbacks.Callback):
         _require_same_decisions(self.model, self._list.callbacks, self._weights)
         self._stopping.agree(self.model)
         framework.equal_start.warn_of_difference()
+        # MetricAverage has replaced them.
+        _note_epoch(epoch, logs)
 
     def on_train_end(self, logs=None):
         self._stopping.end()

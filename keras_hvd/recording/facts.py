@@ -83,8 +83,10 @@ def add(path: Path, settings: Mapping[str, str]) -> None:
     'none'
     """
     found = read(path)
-    found["settings"] |= settings
-    path.write_text(json.dumps(found))
+    found["settings"] = found.get("settings", {}) | settings
+    # A job does not end because of an error in writing about it.
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps(found))
 
 
 def read(path: Path) -> dict[str, Any]:

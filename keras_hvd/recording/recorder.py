@@ -11,6 +11,7 @@ from pathlib import Path
 
 from keras_hvd.job import basics, cores
 from keras_hvd.recording import facts, files
+from keras_hvd.recording.epochs import Epochs
 from keras_hvd.recording.phases import REST, SAVING, Phases
 from keras_hvd.recording.rank_records import RankRecord, RankRecords
 from keras_hvd.recording.training_series import TrainingSeries
@@ -34,6 +35,7 @@ class Recorder:
             TrainingSeries(folder / files.SERIES) if record.rank == 0 else None
         )
         """On rank 0, samples, loss and phases over time."""
+        self.epochs = Epochs(folder / files.EPOCHS) if record.rank == 0 else None
         self.phases = Phases()
         self.sums = (0.0, 0.0, 0.0, 0.0)
         """The latest sums for `series`."""

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_hvd.recording.epochs import Epoch
 from keras_hvd.report.advice import advice, percent
 from keras_hvd.report.record import WAITING, Intervals, JobRecord, Rates, Tensor
 
 # Drawn in place of the page's own color, which follows light and dark.
 _TEXT = "#010203"
 COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
-_MOST_TENSORS = 20
+_MOST_TENSORS = _MOST_EPOCHS = 20
 # The beginning of names that keras_hvd gives to what it exchanges by itself.
 _OWN = "keras_hvd/"
 # The number of stretches that a picture can show.
@@ -311,6 +312,8 @@ def figure(draw: Callable[[Any], None], caption: str) -> str:
 
 def _tables(record: JobRecord) -> list[str]:
     parts = []
+    if record.epochs:
+        parts += ["<h2>Epochs</h2>", _of_epochs(record.epochs)]
     if record.tensors:
         parts += ["<h2>Slowest tensors</h2>", _of_tensors(record.tensors)]
     if record.events:
@@ -326,6 +329,24 @@ def _tables(record: JobRecord) -> list[str]:
         settings = sorted(record.settings.items())
         parts += ["<h2>Versions and settings</h2>", table((), settings)]
     return parts
+
+
+def _of_epochs(epochs: Sequence[Epoch]) -> str:
+    """The first epoch, the last, the best, and as many between as there is room for."""
+    names = list(dict.fromkeys(name for _, logs in epochs for name in logs))
+    by = "val_loss" if "val_loss" in names else "loss"
+    best = min(range(len(epochs)), key=lambda place: epochs[place][1].get(by, np.inf))
+    count = min(len(epochs), _MOST_EPOCHS)
+    shown = {*np.linspace(0, len(epochs) - 1, count).astype(int).tolist(), best}
+    rows = [
+        (
+            f"{number} (best {by})" if place == best and by in logs else number,
+            *(_number(logs[name]) if name in logs else None for name in names),
+        )
+        for place, (number, logs) in enumerate(epochs)
+        if place in shown
+    ]
+    return table(("epoch", *names), rows)
 
 
 def _of_tensors(tensors: Iterable[Tensor]) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from keras_hvd.recording.epochs import Epoch
 from keras_hvd.recording.phases import CALLBACKS, SAVING, STEPS, TRACING, VALIDATION
 
 WAITING = (
@@ -163,6 +164,8 @@ class JobRecord:
     nothing beside; of tensors in host memory, so None if the ranks use GPUs."""
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
     """Rank 0's seconds in each of `recording.phases.PHASES`; empty if unknown."""
+    epochs: list[Epoch] = dataclasses.field(default_factory=list)
+    """Those of all `fit`s, with rank 0's logs."""
     not_known: str = ""
     """Other things that are unknown, as sentences."""
 

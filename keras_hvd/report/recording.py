@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_hvd.recording import facts, files, rank_records, training_series
+from keras_hvd.recording import epochs, facts, files, rank_records, training_series
 from keras_hvd.recording.phases import PHASES
 from keras_hvd.recording.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
@@ -123,6 +123,7 @@ def _read(folder: Path) -> JobRecord:
         command=_read_if_there(_text, folder / files.COMMAND, ""),
         ended="was killed, or still runs: the recording has no end",
         left_out=times.left_out,
+        epochs=_read_if_there(epochs.read, folder / files.EPOCHS, []),
         phases=dict(zip(PHASES, series[-1, -len(PHASES) :])) if len(series) else {},
         capacity=None if any(rank.gpu for rank in ranks) else known.get("capacity"),
     )

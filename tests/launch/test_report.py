@@ -159,6 +159,7 @@ def trouble(url):
 
 def check_phases(job, least):
     """What took the time of a training: `least` of its steps, and 0.25 s an epoch."""
+    assert [number for number, _ in job.epochs] == [1, 2]
     phases = job.phases
     assert least < phases["steps"] < job.seconds
     assert min(phases["tracing"], phases["validation"], phases["saving"]) > 0.01
@@ -234,6 +235,8 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)
     # Rank 1 comes late in all of the 32 steps; the first one is another phase.
     check_phases(job, least=3)
+    losses = [logs["val_loss"] for _, logs in job.epochs]
+    assert losses == pytest.approx(history["val_loss"])
     shares = job.shares()
     assert shares["steps: waiting"] > 2
     assert job.settings["compression of gradients"] == "none"

@@ -279,6 +279,22 @@ def test_a_size_that_is_not_known_is_left_out(tmp_path):
     assert "<td>gathered</td><td>1</td><td></td>" in written(job, tmp_path)
 
 
+def test_of_many_epochs_the_first_the_last_and_the_best_are_there(tmp_path):
+    job = record()
+    assert "<h2>Epochs</h2>" not in written(job, tmp_path)
+    job.epochs = [
+        (number, {"loss": 1 / number, "val_loss": abs(number - 58) + 0.5})
+        for number in range(1, 201)
+    ]
+    text = written(job, tmp_path)
+    assert '<th scope="col">val_loss</th>' in text
+    assert "<tr><td>1</td><td>1</td><td>57.5</td></tr>" in text
+    assert "<tr><td>58 (best val_loss)</td><td>0.01724</td><td>0.5</td></tr>" in text
+    assert "<tr><td>200</td><td>0.005</td><td>142.5</td></tr>" in text
+    epochs = text[text.index("<h2>Epochs") : text.index("<h2>Slowest")]
+    assert epochs.count("<tr>") == 1 + page._MOST_EPOCHS + 1
+
+
 def test_the_slowest_tensors_are_those_of_the_user(tmp_path):
     job = record()
     job.tensors = [
