@@ -14,6 +14,8 @@ from keras_hvd.report.advice import percent
 _GOOD = 0.9
 # Training cannot be this much faster than its copies.
 _BEYOND = 1.05
+# The share of a loss from which on its cause is named alone.
+_MOST_OF = 0.8
 _HEAD = "ranks", "a step", "speed", "efficiency", "machine allows", "of that"
 _WIDTHS = 5, 10, 18, 10, 14, 8
 
@@ -57,6 +59,8 @@ class Speeds:
         2      16 ms    8,000 samples/s     62.5 %           80 %   78.1 %
     >>> speeds.advice()[0]
     '2 ranks train 1.25 times as many samples a second as one.'
+    >>> speeds.advice()[2]
+    'On 2 ranks, copies that reduce nothing reach 80 %: they share the cores ...
     >>> speeds.advice()[3]
     'On 2 ranks, reducing gradients takes 21.9 % of what the machine allows: ...
     """
@@ -136,7 +140,7 @@ class Speeds:
         said = []
         if allowed < _GOOD:
             why = "share the cores and the memory of this machine"
-            if copies.waiting > (1 - allowed) / 2:
+            if copies.waiting > _MOST_OF * (1 - allowed):
                 why = f"wait for each other in {percent(copies.waiting)} of the time"
             share = percent(allowed)
             said.append(f"{on}, copies that reduce nothing reach {share}: they {why}.")
