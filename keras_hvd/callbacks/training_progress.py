@@ -52,8 +52,6 @@ class TrainingProgress:
         self._counts = True
         self._read_at = time.monotonic()
         self._recent = [(self._read_at, self._samples)]
-        self._recent_waits = []
-        self._settled_at = self._read_at + _SETTLED_SECONDS
         own = recorder.current()
         if own is None:
             return
@@ -103,7 +101,9 @@ class TrainingProgress:
             return
         if own.phases.now == TRACING:
             own.phases.enter(STEPS)
+            # Ranks that trace for longer than others keep them waiting.
             self._settled_at = self._read_at + _SETTLED_SECONDS
+            self._recent_waits = []
             always = True
         record = own.record
         record.step, record.last_step = self._steps, time.time()
@@ -144,8 +144,8 @@ class TrainingProgress:
         """The text for rank 0's progress bar; "" for nothing yet.
 
         Waiting, as the report means it, is shown if the rank that waits longest does
-        so in more than a tenth of the steps' time, while it is recorded: under `khvdrun
-        --report` and `--status`.
+        so in more than a tenth of the last seconds, while it is recorded: under
+        `khvdrun --report` and `--status`.
         """
         rate = self.samples_per_second * basics.size()
         if math.isnan(rate):

@@ -117,15 +117,13 @@ def _remedies(record: JobRecord) -> tuple[str, str, str, str]:
     own = record.settings
     tunes = settings.read({each: own.get(each, "") for each in _AUTOTUNE}).autotune
     accumulates = own.get(facts.ACCUMULATION, "1") != "1"
-    compresses = (
-        own.get(facts.COMPRESSION, facts.NO_COMPRESSION) != facts.NO_COMPRESSION
-    )
+    compresses = own.get(facts.COMPRESSION) not in (None, facts.NO_COMPRESSION)
+    fewer = "`gradient_accumulation_steps` of the optimizer"
+    smaller = "16-bit compression of the gradients (`Compression.fp16`)"
     return (
         "larger batches",
-        "" if accumulates else "`gradient_accumulation_steps` of the optimizer",
-        ""
-        if compresses
-        else "16-bit compression of the gradients (`Compression.fp16`)",
+        "" if accumulates else fewer,
+        "" if compresses else smaller,
         "" if tunes else "autotuning (`khvdrun --autotune`)",
     )
 
