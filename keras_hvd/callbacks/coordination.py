@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from keras_hvd.backends.automatic_names import without_number
+from keras_hvd.backends.compression import NoneCompressor
 from keras_hvd.backends.current import framework
 from keras_hvd.callbacks import stopping, training_progress
 from keras_hvd.callbacks.meeting import meet
@@ -26,11 +27,16 @@ from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import callbacks_in, let_write
 from keras_hvd.job import basics, log, said_once
 from keras_hvd.job.objects import allgather_object
-from keras_hvd.optimizer.distributed_class import is_distributed, reduces_with
+from keras_hvd.optimizer.distributed_class import (
+    is_distributed,
+    reduces_with,
+    shared_settings,
+)
 from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing
-from keras_hvd.recording import recorder
+from keras_hvd.recording import facts, files, recorder
+from keras_hvd.recording.phases import CALLBACKS, REST, VALIDATION
 
 # Users see this name if a rank stalls here.
 _BEGINNING = "keras_hvd/beginning of fit"
@@ -81,6 +87,7 @@ class _Counting(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.steps = _Steps()
+        self._before_test = REST
 
     def on_train_batch_end(self, batch, logs=None):
         progress.count(self.model, self.steps.count(self.model))
@@ -90,10 +97,18 @@ class _Counting(keras.callbacks.Callback):
         progress.begin(epoch)
 
     def on_test_begin(self, logs=None):
-        progress.pause(self.model)
+        self._before_test = progress.pause(self.model, VALIDATION)
+
+    def on_test_end(self, logs=None):
+        recorder.enter(self._before_test)
 
     def on_epoch_end(self, epoch, logs=None):
-        progress.pause(self.model)
+        progress.pause(self.model, CALLBACKS)
+        if basics.size() == 1:
+            _note_epoch(epoch, logs)
+
+    def on_train_end(self, logs=None):
+        recorder.enter(REST)
 
 
 class _BeforeOthers(_Counting):
@@ -117,6 +132,7 @@ class _BeforeOthers(_Counting):
         # A keras_hvd.Strategy reduces by itself.
         if framework.current_strategy.of_model(self.model) is None:
             require_reducing(self.model)
+        _note_settings(self.model)
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
                 callback.check_order(self._others, place)
@@ -165,7 +181,32 @@ class _BeforeOthers(_Counting):
         average_statistics(self.model)
 
     def on_train_end(self, logs=None):
+        super().on_train_end(logs)
         self._weights.before_end()
+
+
+def _note_settings(model: keras.Model) -> None:
+    """Adds the settings of a model's optimizer to the recording, on rank 0."""
+    own = recorder.current()
+    if own is None or basics.rank() != 0:
+        return
+    for leaf in filter(is_distributed, model_leaf_optimizers(model)):
+        compression = shared_settings(leaf)["compression"]
+        is_plain = compression == NoneCompressor.__name__
+        facts.add(
+            own.folder / files.FACTS,
+            {
+                facts.COMPRESSION: facts.NO_COMPRESSION if is_plain else compression,
+                facts.ACCUMULATION: str(leaf.gradient_accumulation_steps or 1),
+            },
+        )
+
+
+def _note_epoch(epoch: int, logs: dict[str, Any] | None) -> None:
+    """Adds an epoch to the recording, on rank 0."""
+    own = recorder.current()
+    if own is not None and own.epochs is not None:
+        own.epochs.add(epoch + 1, logs or {})
 
 
 class _Steps:
@@ -249,6 +290,8 @@ class _AfterOthers(keras.callbacks.Callback):
         _require_same_decisions(self.model, self._list.callbacks, self._weights)
         self._stopping.agree(self.model)
         framework.equal_start.warn_of_difference()
+        # MetricAverage has replaced them.
+        _note_epoch(epoch, logs)
 
     def on_train_end(self, logs=None):
         self._stopping.end()

@@ -10,6 +10,7 @@ import keras
 from keras_hvd.backends.current import framework
 from keras_hvd.job import basics
 from keras_hvd.recording import recorder
+from keras_hvd.recording.phases import REST, STEPS, TRACING
 from keras_hvd.report import recording
 
 # How often Keras' counts are read, which may wait for a GPU.
@@ -18,6 +19,10 @@ _PERIOD_SECONDS = 0.2
 _RECENT_SECONDS = 5.0
 # Less waiting than this is not shown.
 _SHOWN_WAITING = 0.1
+# Of less time, waits say little.
+_LEAST_SECONDS = 0.5
+# The engine records half a second later: earlier, waits would be of what came before.
+_SETTLED_SECONDS = 0.7
 
 
 class TrainingProgress:
@@ -36,7 +41,7 @@ class TrainingProgress:
         self._counted = self._lost = 0.0
         self._counts = False
         self._steps = 0
-        self._read_at = 0.0
+        self._read_at = self._settled_at = 0.0
         self._recent: list[tuple[float, float]] = []
         self._recent_waits: list[recording.Waits] = []
         self._waits: recording.Waits | None = None
@@ -52,7 +57,12 @@ class TrainingProgress:
             return
         own.record.epoch = epoch + 1
         own.record.gpu = own.record.gpu or framework.gpu_pinning.name_of_gpu()
+        is_first = own.phases.now == REST
+        own.phases.enter(TRACING if is_first else STEPS)
         self._pass_on(own, always=True)
+        if is_first:
+            # The counts are read after its first step.
+            self._read_at = -math.inf
 
     def count(self, model: keras.Model, steps: int) -> None:
         """Counts steps that have been made."""
@@ -60,11 +70,15 @@ class TrainingProgress:
         if time.monotonic() - self._read_at >= _PERIOD_SECONDS:
             self._read(model, always=False)
 
-    def pause(self, model: keras.Model) -> None:
-        """Reads the last counts of training: Keras may now count a validation's."""
+    def pause(self, model: keras.Model, phase: str) -> str:
+        """Reads the last counts of training: Keras may now count a validation's.
+
+        Begins a phase of the recording, and returns the one before.
+        """
         if self._counts:
             self._read(model, always=True)
         self._counts = False
+        return recorder.enter(phase)
 
     def _read(self, model: keras.Model, always: bool) -> None:
         own = recorder.current()
@@ -85,6 +99,12 @@ class TrainingProgress:
         self._add_recent()
         if own is None:
             return
+        if own.phases.now == TRACING:
+            own.phases.enter(STEPS)
+            # Ranks that trace for longer than others keep them waiting.
+            self._settled_at = self._read_at + _SETTLED_SECONDS
+            self._recent_waits = []
+            always = True
         record = own.record
         record.step, record.last_step = self._steps, time.time()
         if self._samples > 0:
@@ -93,7 +113,7 @@ class TrainingProgress:
         if counted > 0:
             record.loss = lost / counted
         self._pass_on(own, always)
-        if record.rank == 0:
+        if record.rank == 0 and self._read_at >= self._settled_at:
             self._add_waits(recording.waits(own.folder))
 
     def _add_recent(self) -> None:
@@ -110,21 +130,22 @@ class TrainingProgress:
         recent.append(waits)
         while len(recent) > 2 and waits.seconds - recent[1].seconds >= _RECENT_SECONDS:
             recent.pop(0)
-        self._waits = waits.since(recent[0])
+        latest = waits.since(recent[0])
+        if latest.seconds >= _LEAST_SECONDS:
+            self._waits = latest
 
     def _pass_on(self, own: recorder.Recorder, always: bool) -> None:
         own.write()
-        if own.series is not None and (always or own.series.is_due(self._read_at)):
-            of_all = self._samples * basics.size()
-            own.series.add(
-                *(self._read_at, of_all, self._loss, self._samples, self._steps)
-            )
+        of_all = self._samples * basics.size()
+        own.sums = of_all, self._loss, self._samples, self._steps
+        own.add_point(always)
 
     def shown(self) -> str:
         """The text for rank 0's progress bar; "" for nothing yet.
 
-        Waiting is shown if it takes more than a tenth of the time, while the ranks'
-        waits are recorded: under `khvdrun --report` and `--status`.
+        Waiting, as the report means it, is shown if the rank that waits longest does
+        so in more than a tenth of the last seconds, while it is recorded: under
+        `khvdrun --report` and `--status`.
         """
         rate = self.samples_per_second * basics.size()
         if math.isnan(rate):
@@ -152,7 +173,7 @@ def describe(rate: float, waits: recording.Waits | None) -> str:
     """
     text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
     text += " samples/s"
-    if waits is None or waits.seconds <= 0:
+    if waits is None:
         return text
     share = max(waits.waits) / waits.seconds
     if share < _SHOWN_WAITING:

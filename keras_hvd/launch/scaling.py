@@ -210,8 +210,13 @@ def _speed_of(record: JobRecord) -> Speed:
     samples = times.samples[known].sum() / max(times.steps[known].sum(), 1)
     # The samples of steps that were not recorded are included.
     samples *= not record.left_out
+    in_steps = max(float(times.inside[counts].sum()), 1e-9)
+    waits = (times.waits * times.share[:, None])[counts].sum(axis=0)
+    moving = times.parts()["moving bytes"][counts].sum()
     return Speed(
         record.size,
         float(np.median(np.repeat(each, steps.astype(int)))),
         float(samples) or None,
+        waiting=float(waits.max()) / in_steps,
+        moving=float(moving) / in_steps,
     )

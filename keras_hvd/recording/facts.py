@@ -16,6 +16,11 @@ from typing import Any
 
 from keras_hvd.version import __version__
 
+ACCUMULATION, COMPRESSION = "gradient_accumulation_steps", "compression of gradients"
+"""The names of these settings of a model's optimizer."""
+
+NO_COMPRESSION = "none"
+
 _DISTRIBUTIONS = {
     "TensorFlow": ("tensorflow", "tensorflow-cpu"),
     "Keras": ("keras",),
@@ -63,6 +68,25 @@ def write(
     """Writes this process' settings, each rank's host and process, and the capacity."""
     found = {"settings": settings(os.environ), "members": members, "capacity": capacity}
     path.write_text(json.dumps(found))
+
+
+def add(path: Path, settings: Mapping[str, str]) -> None:
+    """Adds settings that are known later than the others.
+
+    Example:
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "facts.json")
+    >>> write(path, [], None)
+    >>> add(path, {COMPRESSION: NO_COMPRESSION})
+    >>> read(path)["settings"][COMPRESSION]
+    'none'
+    """
+    found = read(path)
+    found["settings"] = found.get("settings", {}) | settings
+    # A job does not end because of an error in writing about it.
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps(found))
 
 
 def read(path: Path) -> dict[str, Any]:

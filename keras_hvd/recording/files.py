@@ -16,6 +16,9 @@ RANKS = "ranks"
 SERIES = "series"
 """Rank 0: samples and loss over time."""
 
+EPOCHS = "epochs"
+"""Rank 0: the logs of epochs."""
+
 FACTS = "facts.json"
 """Rank 0: settings, versions, and the members of the job."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keras_hvd.job import basics, cores
 from keras_hvd.recording import facts, files
+from keras_hvd.recording.epochs import Epochs
+from keras_hvd.recording.phases import REST, SAVING, Phases
 from keras_hvd.recording.rank_records import RankRecord, RankRecords
 from keras_hvd.recording.training_series import TrainingSeries
 
@@ -30,7 +34,11 @@ class Recorder:
         self.series = (
             TrainingSeries(folder / files.SERIES) if record.rank == 0 else None
         )
-        """On rank 0, samples and loss over time."""
+        """On rank 0, samples, loss and phases over time."""
+        self.epochs = Epochs(folder / files.EPOCHS) if record.rank == 0 else None
+        self.phases = Phases()
+        self.sums = (0.0, 0.0, 0.0, 0.0)
+        """The latest sums for `series`."""
         purpose = folder / files.SCALING
         self.scaling = purpose.read_text() if purpose.exists() else ""
         """In a job of `khvdrun --scaling`: whether the ranks train, or only meet."""
@@ -39,6 +47,12 @@ class Recorder:
     def write(self) -> None:
         """Writes `record` to the file."""
         self._records.write(self.record)
+
+    def add_point(self, always: bool) -> None:
+        """Adds a point to `series`, if one is due, or always."""
+        now = time.monotonic()
+        if self.series is not None and (always or self.series.is_due(now)):
+            self.series.add(now, self.sums, self.phases.seconds())
 
 
 _recorder: Recorder | None = None
@@ -71,6 +85,40 @@ def scaling() -> str:
     """
     own = current()
     return "" if own is None else own.scaling
+
+
+def enter(phase: str) -> str:
+    """Begins a phase of this rank's time, and returns the one that it ends.
+
+    Example:
+
+    >>> enter(SAVING)  # nothing is recorded
+    'rest'
+    """
+    own = current()
+    if own is None:
+        return REST
+    before = own.phases.enter(phase)
+    if phase == REST:
+        # Nothing else may follow.
+        own.add_point(always=True)
+    return before
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """Counts the time of this block as saving.
+
+    Example:
+
+    >>> with saving():
+    ...     pass
+    """
+    before = enter(SAVING)
+    try:
+        yield
+    finally:
+        enter(before)
 
 
 def start(

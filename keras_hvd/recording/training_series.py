@@ -1,4 +1,4 @@
-"""Samples and loss over time: a mapped file of fixed size, which rank 0 writes.
+"""Samples, loss and phases over time: a mapped file of fixed size, which rank 0 writes.
 
 When the file is full, every second point is left out, and from then on points are twice
 as far apart. The points are copied to a second table first. It then takes the place of
@@ -8,17 +8,22 @@ the first, so a reader never meets a half-done change.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
+
+from keras_hvd.recording.phases import PHASES
 
 POINTS = 4096
 """The most points that the file holds."""
 
 _MOST_OFTEN_SECONDS = 0.2
-_COLUMNS = 5
+COLUMNS = 5 + len(PHASES)
+"""The numbers of a point."""
+
 # The table in use, and the number of points in each.
 _HEADER = 3
-_NUMBERS = _HEADER + 2 * POINTS * _COLUMNS
+_NUMBERS = _HEADER + 2 * POINTS * COLUMNS
 
 
 class TrainingSeries:
@@ -30,10 +35,11 @@ class TrainingSeries:
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     series = TrainingSeries(file.name)
     ...     for time in range(10000):
-    ...         series.add(time, 32 * time, 0.5 * 32 * time, 32 * time, time)
+    ...         sums = 32 * time, 0.5 * 32 * time, 32 * time, time
+    ...         series.add(time, sums, [time, 0, 0, 0, 0, 0])
     ...     points = read(file.name)
-    >>> len(points) <= POINTS, points[0].tolist(), points[1].tolist()
-    (True, [0.0, 0.0, 0.0, 0.0, 0.0], [8.0, 256.0, 128.0, 256.0, 8.0])
+    >>> len(points) <= POINTS, points[1].tolist()
+    (True, [8.0, 256.0, 128.0, 256.0, 8.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -48,16 +54,18 @@ class TrainingSeries:
         return time - self._last >= self._apart
 
     def add(
-        self, time: float, samples: float, loss: float, weight: float, steps: float
+        self,
+        time: float,
+        sums: tuple[float, float, float, float],
+        phases: Sequence[float],
     ) -> None:
         """Adds a point: all are sums from the beginning of the job.
 
         Args:
             time: in seconds, of `time.monotonic`.
-            samples: of all ranks.
-            loss: rank 0's, the sum over its samples.
-            weight: rank 0's samples.
-            steps: rank 0's.
+            sums: samples of all ranks, rank 0's loss (the sum over its samples), its
+                samples, and its steps.
+            phases: its seconds in each of `PHASES`.
         """
         active = int(self._header[0])
         count = int(self._header[1 + active])
@@ -69,16 +77,16 @@ class TrainingSeries:
             self._header[1 + active] = count
             self._header[0] = active
             self._apart *= 2
-        self._tables[active][count] = time, samples, loss, weight, steps
+        self._tables[active][count] = time, *sums, *phases
         self._header[1 + active] = count + 1
         self._last = time
 
 
 def read(path: str | os.PathLike[str]) -> np.ndarray:
-    """The points: float64 of shape (points, 5), as given to `TrainingSeries.add`."""
+    """The points: float64, a row each, as given to `TrainingSeries.add`."""
     numbers = np.fromfile(path, np.float64)
     if len(numbers) != _NUMBERS:
-        return np.zeros((0, _COLUMNS))
+        return np.zeros((0, COLUMNS))
     header, tables = _parts(numbers)
     active = int(header[0])
     return tables[active][: int(header[1 + active])].copy()
@@ -86,4 +94,4 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
 
 def _parts(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     header, rest = numbers[:_HEADER], numbers[_HEADER:]
-    return header, rest.reshape(2, POINTS, _COLUMNS)
+    return header, rest.reshape(2, POINTS, COLUMNS)

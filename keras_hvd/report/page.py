@@ -12,15 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from keras_hvd.recording.epochs import Epoch
 from keras_hvd.report.advice import advice, percent
-from keras_hvd.report.record import Intervals, JobRecord, Rates, Tensor
+from keras_hvd.report.record import WAITING, Intervals, JobRecord, Rates, Tensor
 
 # Drawn in place of the page's own color, which follows light and dark.
 _TEXT = "#010203"
 COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
-_MOST_TENSORS = 20
+_MOST_TENSORS = _MOST_EPOCHS = 20
+# The beginning of names that keras_hvd gives to what it exchanges by itself.
+_OWN = "keras_hvd/"
 # The number of stretches that a picture can show.
 _MOST_DRAWN = 512
+# A stretch with less of its time in steps is a gap in the lines.
+_GAP = 0.1
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #ffffff; --line: #d5d5d5 }
@@ -84,7 +89,21 @@ def _front(record: JobRecord) -> list[str]:
     }
     said = "".join(f"<p>{_marked(text)}</p>" for text in advice(record))
     rows = [each for each in facts.items() if each[1]]
-    return ["<h1>What the job did</h1>", said, table((), rows)]
+    return ["<h1>What the job did</h1>", said, table((), rows), *_shares(record)]
+
+
+def _shares(record: JobRecord) -> list[str]:
+    shares = {name: seconds for name, seconds in record.shares().items() if seconds}
+    if not shares:
+        return []
+    all_of_it = sum(shares.values())
+    rows = [
+        (name, _seconds(seconds), percent(seconds / all_of_it))
+        for name, seconds in shares.items()
+    ]
+    explained = f"<p>{WAITING}</p>" if record.size > 1 else ""
+    head = "rank 0", "time", "of all"
+    return ["<h2>Where the time went</h2>", table(head, rows), explained]
 
 
 def _marked(text: str) -> str:
@@ -104,14 +123,15 @@ def _charts(record: JobRecord) -> list[str]:
     times = _drawn(record.intervals)
     record = dataclasses.replace(record, intervals=times)
     charts = []
-    if np.isfinite(times.samples).any():
-        rate = times.samples / np.maximum(times.end - times.begin, 1e-9)
+    rate = _without_gaps(times, times.samples / np.maximum(times.inside, 1e-9))
+    loss = _without_gaps(times, times.loss)
+    if np.isfinite(rate).any():
         charts += ["<h2>Throughput and loss</h2>", _line(times, rate, "samples/s")]
-    if np.isfinite(times.loss).any():
-        charts.append(_line(times, times.loss, "loss of rank 0"))
+    if np.isfinite(loss).any():
+        charts.append(_line(times, loss, "loss of rank 0"))
     if record.size == 1:
         return charts
-    charts += ["<h2>Time of a step</h2>", _split(record)]
+    charts += ["<h2>Time of a step</h2>", _split(record)] if times.inside.any() else []
     rates = record.rates()
     if rates is not None:
         charts += ["<h2>Links and memory</h2>", _throughput(record, rates)]
@@ -122,12 +142,28 @@ def _drawn(times: Intervals) -> Intervals:
     """The stretches to draw: neighbours together where there are too many."""
     count = len(times.steps)
     firsts = np.arange(0, count, -(-count // _MOST_DRAWN))
-    values = vars(times) | {"loss": times.loss * times.steps}
+    # Values that are not known, such as those of a validation, count as none.
+    known = {
+        name: np.isfinite(value).astype(float)
+        for name, value in (("samples", times.samples), ("loss", times.loss))
+    }
+    known["loss"] *= times.steps
+    values = vars(times) | {
+        "samples": np.nan_to_num(times.samples),
+        "loss": np.nan_to_num(times.loss) * known["loss"],
+    }
     sums = {name: np.add.reduceat(value, firsts) for name, value in values.items()}
     sums["begin"] = times.begin[firsts]
     sums["end"] = np.append(times.begin[firsts[1:]], times.end[-1])
-    sums["loss"] /= np.maximum(sums["steps"], 1)
+    counts = {name: np.add.reduceat(value, firsts) for name, value in known.items()}
+    sums["samples"][counts["samples"] == 0] = np.nan
+    counts["loss"][counts["loss"] == 0] = np.nan
+    sums["loss"] /= counts["loss"]
     return Intervals(**sums)
+
+
+def _without_gaps(times: Intervals, values: np.ndarray) -> np.ndarray:
+    return np.where(times.share < _GAP, np.nan, values)
 
 
 def _line(times: Any, values: np.ndarray, name: str) -> str:
@@ -144,21 +180,15 @@ def _line(times: Any, values: np.ndarray, name: str) -> str:
 
 def _split(record: JobRecord) -> str:
     times = record.intervals
-    whole = times.end - times.begin
+    whole, parts = times.inside, times.parts()
     steps = np.maximum(times.steps, 1)
-    exposed = times.exposed_waiting + times.exposed_moving
-    parts = {
-        "computing": np.maximum(whole - exposed, 0),
-        "waiting": times.exposed_waiting,
-        "moving bytes": times.exposed_moving,
-    }
     each_step = 1000 * whole / steps
     # The first steps, which compile, would make all others flat.
     top = 1.5 * float(np.quantile(each_step, 0.95))
 
     def draw(axes: Any) -> None:
         edges = np.append(times.begin, times.end[-1])
-        heights = (1000 * part / steps for part in parts.values())
+        heights = (_without_gaps(times, 1000 * part / steps) for part in parts.values())
         drawn = [np.append(each, each[-1]) for each in heights]
         axes.stackplot(edges, *drawn, step="post", colors=COLORS, labels=parts)
         axes.set_ylabel("ms a step")
@@ -171,8 +201,7 @@ def _split(record: JobRecord) -> str:
         (name, f"{1000 * part.sum() / many:.3g} ms", percent(part.sum() / total))
         for name, part in parts.items()
     ]
-    communicating = float((times.waiting + times.moving).sum())
-    caption = "Waiting and moving bytes count while no computation of rank 0 is beside."
+    caption = WAITING
     if steps.max() > 1:
         caption += f" Drawn are means of {steps.max():,.0f} steps."
     if each_step.max() > top:
@@ -181,10 +210,9 @@ def _split(record: JobRecord) -> str:
     if record.left_out:
         lost = "Not all requests were recorded, so steps seem longer than they were."
         caption += f" {lost}"
-    if communicating > 0:
-        beside = percent(max(0.0, 1 - float(exposed.sum()) / communicating))
-        caption += f" Of all its communication {beside} ran beside computation."
-    return figure(draw, caption) + table(("rank 0", "a step", "of the time"), figures)
+    return figure(draw, caption) + table(
+        ("rank 0", "a step", "of the steps' time"), figures
+    )
 
 
 def _throughput(record: JobRecord, rates: Rates) -> str:
@@ -248,9 +276,8 @@ def _heat(record: JobRecord) -> str:
             zip(times.waits.sum(axis=0), times.waited_for.sum(axis=0))
         )
     ]
-    caption = "A rank waits while it has submitted a tensor that another has not."
     head = "rank", "waited", "all others waited for it"
-    return figure(draw, caption) + table(head, rows)
+    return figure(draw, WAITING) + table(head, rows)
 
 
 def figure(draw: Callable[[Any], None], caption: str) -> str:
@@ -285,6 +312,8 @@ def figure(draw: Callable[[Any], None], caption: str) -> str:
 
 def _tables(record: JobRecord) -> list[str]:
     parts = []
+    if record.epochs:
+        parts += ["<h2>Epochs</h2>", _of_epochs(record.epochs)]
     if record.tensors:
         parts += ["<h2>Slowest tensors</h2>", _of_tensors(record.tensors)]
     if record.events:
@@ -302,9 +331,29 @@ def _tables(record: JobRecord) -> list[str]:
     return parts
 
 
+def _of_epochs(epochs: Sequence[Epoch]) -> str:
+    """The first epoch, the last, the best, and as many between as there is room for."""
+    names = list(dict.fromkeys(name for _, logs in epochs for name in logs))
+    by = "val_loss" if "val_loss" in names else "loss"
+    best = min(range(len(epochs)), key=lambda place: epochs[place][1].get(by, np.inf))
+    count = min(len(epochs), _MOST_EPOCHS)
+    shown = {*np.linspace(0, len(epochs) - 1, count).astype(int).tolist(), best}
+    rows = [
+        (
+            f"{number} (best {by})" if place == best and by in logs else number,
+            *(_number(logs[name]) if name in logs else None for name in names),
+        )
+        for place, (number, logs) in enumerate(epochs)
+        if place in shown
+    ]
+    return table(("epoch", *names), rows)
+
+
 def _of_tensors(tensors: Iterable[Tensor]) -> str:
     rows = []
-    slowest = sorted(tensors, key=lambda each: sum(each.phases), reverse=True)
+    slowest = sorted(
+        _with_own_together(tensors), key=lambda each: sum(each.phases), reverse=True
+    )
     for each in slowest[:_MOST_TENSORS]:
         times = max(each.times, 1)
         # The size of an allgather is not known.
@@ -313,6 +362,20 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
         rows.append((each.name, f"{each.times:,}", size, *phases))
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
     return f'<div class="tensors">{table(head, rows)}</div>'
+
+
+def _with_own_together(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors of the user, and one that stands for all of keras_hvd's own."""
+    of_user: list[Tensor] = []
+    own: list[Tensor] = []
+    for each in tensors:
+        (own if each.name.startswith(_OWN) else of_user).append(each)
+    if own:
+        numbers = zip(*(dataclasses.astuple(each)[1:] for each in own))
+        times, _, *phases = map(sum, numbers)
+        # Their sizes say nothing together.
+        of_user.append(Tensor(f"keras_hvd's own ({len(own)})", times, 0, *phases))
+    return of_user
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

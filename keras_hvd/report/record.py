@@ -4,6 +4,15 @@ import dataclasses
 
 import numpy as np
 
+from keras_hvd.recording.epochs import Epoch
+from keras_hvd.recording.phases import CALLBACKS, SAVING, STEPS, TRACING, VALIDATION
+
+WAITING = (
+    "A rank waits while it has submitted a tensor that another rank has not. It may "
+    "compute meanwhile."
+)
+"""Waiting, as the progress bar and all of a report mean it."""
+
 
 @dataclasses.dataclass
 class Intervals:
@@ -39,6 +48,36 @@ class Intervals:
     """Samples of all ranks; NaN where unknown."""
     loss: np.ndarray
     """Rank 0's loss, its mean over the stretch; NaN where unknown."""
+    outside: np.ndarray
+    """Time in which rank 0 did something else than steps, such as a validation."""
+
+    @property
+    def inside(self) -> np.ndarray:
+        """The time of rank 0's steps."""
+        return np.maximum(self.end - self.begin - self.outside, 0)
+
+    @property
+    def share(self) -> np.ndarray:
+        """The share of the steps in each stretch."""
+        return self.inside / np.maximum(self.end - self.begin, 1e-9)
+
+    def in_steps(self, of_ranks: np.ndarray) -> np.ndarray:
+        """For each rank, the part of `waits` or `waited_for` that is in steps."""
+        return (of_ranks * self.share[:, None]).sum(axis=0)
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """What rank 0 did in the time of its steps.
+
+        `WAITING` says what waiting is. The figures of a stretch count by the share of
+        its steps.
+        """
+        waiting = np.minimum(self.waits[:, 0] * self.share, self.inside)
+        # Whatever else keeps rank 0 from computing, it is the exchange.
+        exposed = (self.exposed_waiting + self.exposed_moving) * self.share
+        moving = np.maximum(exposed - waiting, self.exposed_moving * self.share)
+        moving = np.minimum(moving, self.inside - waiting)
+        computing = self.inside - waiting - moving
+        return {"computing": computing, "waiting": waiting, "moving bytes": moving}
 
 
 @dataclasses.dataclass
@@ -123,6 +162,10 @@ class JobRecord:
     capacity: float | None = None
     """Bytes of a tensor that passed in a second before the job's own work began, with
     nothing beside; of tensors in host memory, so None if the ranks use GPUs."""
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Rank 0's seconds in each of `recording.phases.PHASES`; empty if unknown."""
+    epochs: list[Epoch] = dataclasses.field(default_factory=list)
+    """Those of all `fit`s, with rank 0's logs."""
     not_known: str = ""
     """Other things that are unknown, as sentences."""
 
@@ -135,6 +178,23 @@ class JobRecord:
     def medium(self) -> str:
         """The medium that the bytes passed through."""
         return "the memory" if self.hosts == 1 else "the links between the hosts"
+
+    def shares(self) -> dict[str, float]:
+        """Rank 0's seconds in all that it did, which add up; empty if unknown."""
+        if not self.phases:
+            return {}
+        parts = self.intervals.parts()
+        steps = {name: float(part.sum()) for name, part in parts.items()}
+        steps["computing"] = 0.0
+        steps["computing"] = max(self.phases[STEPS] - sum(steps.values()), 0.0)
+        shares = {f"steps: {name}": seconds for name, seconds in steps.items()} | {
+            "tracing: the first step of each fit, which compiles": self.phases[TRACING],
+            "validation": self.phases[VALIDATION],
+            "saving": self.phases[SAVING],
+            "callbacks between epochs": self.phases[CALLBACKS],
+        }
+        rest = max(self.seconds - sum(shares.values()), 0.0)
+        return shares | {"the rest: before, between and after fits": rest}
 
     def rates(self) -> Rates | None:
         """The rates of tensors; None if no tensor of known size was seen to pass."""

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_hvd.recording import facts, files, rank_records, training_series
+from keras_hvd.recording import epochs, facts, files, rank_records, training_series
+from keras_hvd.recording.phases import PHASES
 from keras_hvd.recording.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
 from keras_hvd.timeline import events
@@ -28,6 +29,8 @@ _HEADER_BYTES = 4096
 _TENSOR = np.dtype([("name", "S128"), ("values", "=f8", 5)])
 _EVENT = np.dtype([("time", "=f8"), ("text", "S248")])
 _SUMS = 8
+# The column of the series that has the time in steps.
+_IN_STEPS = 5
 
 
 _DAMAGE = (*events.DAMAGE, MemoryError, struct.error)
@@ -45,9 +48,9 @@ class Waits:
     seconds: float
     """From the first step to the last that is recorded."""
     waits: list[float]
-    """For each rank, the time in which it waited for others."""
+    """For each rank, the time in which it waited, as `record.WAITING` says."""
     waited_for: list[float]
-    """For each rank, the time in which all others waited for it."""
+    """For each rank, the time in which it kept all others waiting."""
 
     def since(self, earlier: Waits) -> Waits:
         """The waits after `earlier`.
@@ -101,7 +104,9 @@ def _read(folder: Path) -> JobRecord:
     known = facts.read(folder / files.FACTS)
     ranks = _read_if_there(rank_records.read, folder / files.RANKS, [])
     series = _read_if_there(
-        training_series.read, folder / files.SERIES, np.zeros((0, 5))
+        training_series.read,
+        folder / files.SERIES,
+        np.zeros((0, training_series.COLUMNS)),
     )
     series = series[np.isfinite(series).all(axis=1)]
     # A job of `khvdrun --scaling` meets in its steps, also if it is of one rank.
@@ -118,6 +123,8 @@ def _read(folder: Path) -> JobRecord:
         command=_read_if_there(_text, folder / files.COMMAND, ""),
         ended="was killed, or still runs: the recording has no end",
         left_out=times.left_out,
+        epochs=_read_if_there(epochs.read, folder / files.EPOCHS, []),
+        phases=dict(zip(PHASES, series[-1, -len(PHASES) :])) if len(series) else {},
         capacity=None if any(rank.gpu for rank in ranks) else known.get("capacity"),
     )
 
@@ -209,26 +216,36 @@ def _intervals(times: _Times, series: np.ndarray) -> Intervals:
     rows = times.rows()
     begin, end = rows[:, 0], rows[:, 1]
     samples = loss = np.full(len(rows), np.nan)
+    outside = np.zeros(len(rows))
+    if len(series):
+        in_steps = _grown(series, _IN_STEPS, times, begin, end)
+        outside = np.maximum(end - begin - in_steps, 0)
     # A train_step that leaves Keras' tracker of the loss alone counts no samples.
     if len(series) and series[-1, 1] > 0:
-        moments = series[:, 0] - times.started
         samples, lost, counted = (
-            np.interp(end, moments, sums) - np.interp(begin, moments, sums)
-            for sums in series[:, 1:4].T
+            _grown(series, column, times, begin, end) for column in (1, 2, 3)
         )
         loss = _means(lost, counted, least=1e-9)
-    return Intervals(*(*rows[:, :_SUMS].T, *times.by_rank(rows), samples, loss))
+    sums, waits = rows[:, :_SUMS].T, times.by_rank(rows)
+    return Intervals(*(*sums, *waits, samples, loss, outside))
+
+
+def _grown(
+    series: np.ndarray, column: int, times: _Times, begin: np.ndarray, end: np.ndarray
+) -> np.ndarray:
+    """The growth of a column of the series in each stretch."""
+    moments, sums = series[:, 0] - times.started, series[:, column]
+    return np.interp(end, moments, sums) - np.interp(begin, moments, sums)
 
 
 def _alone(times: _Times, series: np.ndarray) -> Intervals:
     """The intervals of a job of one rank, whose engine reduces no gradients."""
-    grown = np.diff(series, axis=0)
-    trained = grown[:, 4] > 0
-    begin = series[:-1][trained, 0] - times.started
-    seconds, samples, lost, counted, steps = grown[trained].T
+    begin = series[:-1, 0] - times.started
+    seconds, samples, lost, counted, steps, in_steps = np.diff(series, axis=0)[:, :6].T
     samples, loss = np.where(counted > 0, samples, np.nan), _means(lost, counted)
     nothing = [np.zeros(len(steps))] * 5 + [np.zeros((len(steps), 1))] * 2
-    return Intervals(*(begin, begin + seconds, steps, *nothing, samples, loss))
+    own = samples, loss, np.maximum(seconds - in_steps, 0)
+    return Intervals(*(begin, begin + seconds, steps, *nothing, *own))
 
 
 def _means(sums: np.ndarray, counts: np.ndarray, least: float = 0.0) -> np.ndarray:

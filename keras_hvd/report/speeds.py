@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from keras_hvd.report import page
+from keras_hvd.report.advice import percent
 
 # From here on there is little to win.
 _GOOD = 0.9
 # Training cannot be this much faster than its copies.
 _BEYOND = 1.05
+# The share of a loss from which on its cause is named alone.
+_MOST_OF = 0.8
 _HEAD = "ranks", "a step", "speed", "efficiency", "machine allows", "of that"
 _WIDTHS = 5, 10, 18, 10, 14, 8
 
@@ -25,11 +28,16 @@ class Speed:
         ranks: their number.
         seconds: of a step, the median.
         samples: of all ranks, in a step; None where unknown.
+        waiting: the share of the steps' time in which the rank that waits longest
+            does so, as in a report.
+        moving: the share in which rank 0 moves bytes.
     """
 
     ranks: int
     seconds: float
     samples: float | None = None
+    waiting: float = 0.0
+    moving: float = 0.0
 
 
 class Speeds:
@@ -49,7 +57,11 @@ class Speeds:
         1      10 ms    6,400 samples/s      100 %          100 %    100 %
     >>> print(speeds.add(Speed(2, 0.016, 128), Speed(2, 0.0125, 128)))
         2      16 ms    8,000 samples/s     62.5 %           80 %   78.1 %
-    >>> speeds.advice()[1]
+    >>> speeds.advice()[0]
+    '2 ranks train 1.25 times as many samples a second as one.'
+    >>> speeds.advice()[2]
+    'On 2 ranks, copies that reduce nothing reach 80 %: they share the cores ...
+    >>> speeds.advice()[3]
     'On 2 ranks, reducing gradients takes 21.9 % of what the machine allows: ...
     """
 
@@ -98,6 +110,24 @@ class Speeds:
 
     def advice(self) -> list[str]:
         """The conclusions from the largest number of ranks, as sentences."""
+        fewest, most = self._found[0][0], self._found[-1][0]
+        said = [] if most.ranks == fewest.ranks else [self._comparison(most, fewest)]
+        said.append(
+            f"On {most.ranks} ranks, waiting takes {percent(most.waiting)} of the time "
+            f"and moving bytes {percent(most.moving)}, as --report counts them."
+        )
+        return [*said, *self._limits()]
+
+    def _comparison(self, most: Speed, fewest: Speed) -> str:
+        times = self.rate(most) / self.rate(fewest)
+        does, what = ("train", "samples") if fewest.samples else ("make", "steps")
+        return (
+            f"{most.ranks} ranks {does} {times:.3g} times as many {what} a second as "
+            f"{'one' if fewest.ranks == 1 else fewest.ranks}"
+            f"{'.' if times >= 1 else ': they are slower.'}"
+        )
+
+    def _limits(self) -> list[str]:
         training, copies = self._found[-1]
         allowed, reached = self.efficiency(copies), self.efficiency(training)
         on = f"On {training.ranks} ranks"
@@ -109,10 +139,11 @@ class Speeds:
             ]
         said = []
         if allowed < _GOOD:
-            said.append(
-                f"{on}, copies that reduce nothing reach {100 * allowed:.3g} %: they "
-                "share the cores and the memory of this machine."
-            )
+            why = "share the cores and the memory of this machine"
+            if copies.waiting > _MOST_OF * (1 - allowed):
+                why = f"wait for each other in {percent(copies.waiting)} of the time"
+            share = percent(allowed)
+            said.append(f"{on}, copies that reduce nothing reach {share}: they {why}.")
         if reached < _GOOD * allowed:
             said.append(
                 f"{on}, reducing gradients takes {100 - 100 * reached / allowed:.3g} % "

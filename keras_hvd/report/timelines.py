@@ -146,7 +146,9 @@ class _Job(Summary):
             size=len(self._members),
             begin=begin,
             seconds=max(self.last, self.marked),
-            intervals=Intervals(*(*sums, waits, waited_for, unknown, unknown)),
+            intervals=Intervals(
+                *(*sums, waits, waited_for, unknown, unknown, np.zeros(len(rows)))
+            ),
             tensors=tensors,
             events=self._events,
             members=self._members,

@@ -75,7 +75,7 @@ def check_report_of(timeline, recorded):
     assert job.begin == pytest.approx(recorded.begin, abs=2)
     assert job.seconds == pytest.approx(recorded.seconds, abs=0.5)
     for name, sums in vars(recorded.intervals).items():
-        if name in ("samples", "loss"):
+        if name in ("samples", "loss", "outside"):
             continue
         own = getattr(job.intervals, name).sum(axis=0)
         # The last event of a rank that dies may be in one of them only.
@@ -157,6 +157,18 @@ def trouble(url):
     return opened
 
 
+def check_phases(job, least):
+    """What took the time of a training: `least` of its steps, and 0.25 s an epoch."""
+    assert [number for number, _ in job.epochs] == [1, 2]
+    phases = job.phases
+    assert least < phases["steps"] < job.seconds
+    assert min(phases["tracing"], phases["validation"], phases["saving"]) > 0.01
+    assert 0.5 < phases["callbacks"] < 2
+    assert sum(job.shares().values()) == pytest.approx(job.seconds)
+    # They lie between the steps.
+    assert job.intervals.inside.sum() == pytest.approx(phases["steps"], rel=0.2)
+
+
 def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_are(
     khvdrun, tmp_path
 ):
@@ -221,6 +233,13 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     weights = intervals.samples[trained]
     mean = np.average(intervals.loss[trained], weights=weights)
     assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)
+    # Rank 1 comes late in all of the 32 steps; the first one is another phase.
+    check_phases(job, least=3)
+    losses = [logs["val_loss"] for _, logs in job.epochs]
+    assert losses == pytest.approx(history["val_loss"])
+    shares = job.shares()
+    assert shares["steps: waiting"] > 2
+    assert job.settings["compression of gradients"] == "none"
     assert [member.rank for member in job.members] == [0, 1]
     assert all(each.process and each.cores for each in job.members)
     assert {"Python", "TensorFlow", "Keras", "keras_hvd"} <= {*job.settings}
@@ -249,8 +268,11 @@ def test_one_rank_has_a_report_and_a_status_too(khvdrun, tmp_path):
     job, _, history = pickle.loads(found.read_bytes())
     assert job.capacity is None
     assert job.intervals.steps.sum() == 32
-    assert job.intervals.samples.sum() == 512
-    mean = np.average(job.intervals.loss, weights=job.intervals.samples)
+    check_phases(job, least=0)
+    assert np.nansum(job.intervals.samples) == 512
+    trained = job.intervals.steps > 0
+    loss, samples = job.intervals.loss[trained], job.intervals.samples[trained]
+    mean = np.average(loss, weights=samples)
     assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)
 
 

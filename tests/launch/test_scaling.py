@@ -36,7 +36,10 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
         "train-2-0": [1 - 0.25 * 3, 1.5],
         "train-2-1": [1 - 0.25 * 3, 1.5],
     }
-    _, head, one, two, advice, page_is_in = ended.stdout.splitlines()[:6]
+    _, head, one, two, *said = ended.stdout.splitlines()
+    worth, shares, advice, reducing, _ = said
+    assert re.match(r"2 ranks make 0.6\d* times as many steps a second as one: ", worth)
+    assert shares.startswith("On 2 ranks, waiting takes ")
     assert head.split("  ")[-1].strip() == "of that"
     assert re.match(r" +1 +\d+(\.\d)? ms .* steps/s +100 % +100 % +100 %$", one)
     # A step of two ranks takes 2 and 3 times as long as that of one.
@@ -45,7 +48,7 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
     assert allowed == pytest.approx(100 / 2, rel=0.15)
     assert of_that == pytest.approx(100 * 2 / 3, rel=0.15)
     assert f"copies that reduce nothing reach {allowed:.3g} %" in advice
-    assert "reducing gradients takes" in page_is_in
+    assert "reducing gradients takes" in reducing
     text = page.read_text()
     assert "<svg" in text and "of that" in text
     # Neither a model nor a checkpoint is saved, and no backup removed or replaced.
@@ -54,6 +57,34 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
         *(f"{name}.json" for name in noted),
     }
     assert kept.read_text() == "weights" and [*kept.parent.iterdir()] == [kept]
+
+
+def test_a_report_and_a_measurement_of_scaling_say_the_same(khvdrun, tmp_path):
+    late = 3
+    script = (sys.executable, RANKS / "late.py", late)
+    options = ("--report", tmp_path / "report.html")
+    ended = khvdrun.run("-np", 2, *options, *script, timeout=180)
+    assert ended.returncode == 0, ended.stderr
+    report = (tmp_path / "report.html").read_text()
+    rate = re.search(r"samples/s: median ([\d.]+)\.", report)
+    waiting = re.search(r"Rank 0 waits for other ranks in ([\d.]+) % of the", report)
+    options = ("--scaling", "1,2", "--scaling-steps", 20)
+    ended = khvdrun.run(*options, *script, timeout=180)
+    assert ended.returncode == 0, ended.stderr
+    measured = re.search(
+        r" ([\d.]+) samples/s .*\n"
+        r"2 ranks train ([\d.]+) times as many samples a second as one: they are slower"
+        r".*\nOn 2 ranks, waiting takes ([\d.]+) % of the time and moving bytes .*\n"
+        r"On 2 ranks, copies that reduce nothing reach [\d.]+ %: they wait for each",
+        ended.stdout,
+    )
+    assert measured, ended.stdout
+    speed, times, share = map(float, measured.groups())
+    assert float(rate[1]) == pytest.approx(speed, rel=0.2)
+    # As often as rank 1 lets them, with twice the samples.
+    assert times == pytest.approx(2 / late, rel=0.2)
+    expected = pytest.approx(100 - 100 / late, abs=12)
+    assert share == expected and float(waiting[1]) == expected
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,10 @@ def _guard(owner: Any, name: str, path: str = "") -> None:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if recorder.scaling():
             return None
+        with recorder.saving():
+            return _save(args, kwargs)
+
+    def _save(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         require_good_steps(args[0])
         given: Any = kwargs.get(path, args[1] if len(args) > 1 else None)
         if path and _may_be_shared(given):

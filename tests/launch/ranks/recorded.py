@@ -30,6 +30,11 @@ class Late(keras.callbacks.Callback):
             time.sleep(0.1)
 
 
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0.25)
+
+
 def main() -> None:
     keras_hvd.init()
     images, labels = load_digits(return_X_y=True)
@@ -43,12 +48,13 @@ def main() -> None:
     )
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, "sparse_categorical_crossentropy")
+    saved = keras.callbacks.ModelCheckpoint(f"{sys.argv[1]}.keras")
     history = model.fit(
         *(images[mine] / 16, labels[mine]),
         batch_size=BATCH,
         epochs=EPOCHS,
         validation_split=0.2,
-        callbacks=[BroadcastGlobalVariables(0), Late()],
+        callbacks=[BroadcastGlobalVariables(0), Late(), Slow(), saved],
         verbose=1,
     )
     if keras_hvd.rank() == 0:

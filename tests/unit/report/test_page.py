@@ -8,9 +8,17 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from keras_hvd.recording.phases import PHASES
 from keras_hvd.report import page
 from keras_hvd.report.advice import advice
-from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
+from keras_hvd.report.record import (
+    WAITING,
+    Event,
+    Intervals,
+    JobRecord,
+    Member,
+    Tensor,
+)
 
 
 def record(
@@ -19,6 +27,8 @@ def record(
     """A job of `count` stretches of a second, each of 50 steps and a mebibyte."""
     ones, begin = np.ones(count), np.arange(count, dtype=float)
     by_rank = np.outer(ones, waited_for)
+    waits = by_rank[:, ::-1].copy()
+    waits[:, 0] = np.maximum(waits[:, 0], waiting)
     intervals = Intervals(
         begin=begin,
         end=begin + 1,
@@ -28,10 +38,11 @@ def record(
         waiting=waiting * ones + 0.01,
         exposed_moving=moving * ones,
         exposed_waiting=waiting * ones,
-        waits=by_rank[:, ::-1],
+        waits=waits,
         waited_for=by_rank,
         samples=np.full(count, 800.0),
         loss=1 / (1 + begin),
+        outside=0 * ones,
     )
     return JobRecord(
         size=size,
@@ -61,8 +72,14 @@ def test_a_job_that_only_computes_is_told_so():
 
 def test_the_rank_that_others_wait_for_is_named_with_its_host():
     (text,) = advice(record(waiting=0.4, waited_for=(0.02, 0.38)))
-    assert "waits for other ranks in 40 % of the time" in text
-    assert "wait for rank 1 on host1: 3.8 s, 38 % of the time" in text
+    assert "Rank 0 waits for other ranks in 40 % of the steps' time" in text
+    assert "wait for rank 1 on host1, in 38 % of it" in text
+
+
+def test_a_job_that_waits_for_rank_0_is_told_so_though_rank_0_waits_for_none():
+    (text,) = advice(record(waited_for=(0.38, 0.0)))
+    assert text.startswith("Rank 1 waits for other ranks in 38 % of the steps' time")
+    assert "Most of all the ranks wait for rank 0 on host0" in text
 
 
 def test_waits_for_all_alike_blame_no_rank():
@@ -72,8 +89,8 @@ def test_waits_for_all_alike_blame_no_rank():
 
 def test_the_larger_share_comes_first():
     first, second = advice(record(waiting=0.2, moving=0.3))
-    assert first.startswith("Moving bytes takes 30 % of the time")
-    assert "20 % of the time" in second
+    assert first.startswith("Moving bytes takes 30 % of the steps' time")
+    assert "20 % of the steps' time" in second
 
 
 # While moving 1 MiB in 0.31 s, 3.38 MB/s.
@@ -82,22 +99,52 @@ def test_the_larger_share_comes_first():
     [
         (3.6e6, "Meanwhile 94 % of what the links between the hosts could pass is"),
         (30e6, "Meanwhile only 11.3 % of what the links between the hosts could pass"),
-        (6e6, "16-bit compression of the gradients (`Compression.fp16`), and auto"),
-        (None, "16-bit compression of the gradients (`Compression.fp16`), and auto"),
+        (6e6, "16-bit compression of the gradients (`Compression.fp16`) and auto"),
+        (None, "16-bit compression of the gradients (`Compression.fp16`) and auto"),
     ],
 )
 def test_what_to_try_depends_on_what_the_links_could_pass(capacity, said):
     (text,) = advice(record(moving=0.3, capacity=capacity))
-    assert text.startswith("Moving bytes takes 30 % of the time") and said in text
+    assert (
+        text.startswith("Moving bytes takes 30 % of the steps' time") and said in text
+    )
     assert ("faster network" in text) == (capacity == 3.6e6)
     assert ("many small tensors" in text) == (capacity == 30e6)
+
+
+@pytest.mark.parametrize(
+    ("remedy", "name", "value"),
+    [
+        ("khvdrun --autotune", "HOROVOD_AUTOTUNE", "1"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps", "4"),
+        ("Compression.fp16", "compression of gradients", "FP16Compressor"),
+    ],
+)
+def test_nobody_is_advised_what_the_job_does_already(remedy, name, value):
+    job = record(moving=0.3)
+    assert remedy in advice(job)[0]
+    job.settings[name] = value
+    assert remedy not in advice(job)[0] and "larger batches" in advice(job)[0]
+    job.settings[name] = "0" if value == "1" else "1" if value == "4" else "none"
+    assert remedy in advice(job)[0]
+
+
+def test_on_one_host_it_is_said_what_measures_whether_the_ranks_are_worth_it():
+    job = record()
+    assert "--scaling" not in " ".join(advice(job))
+    for member in job.members:
+        member.host = "one"
+    *_, text = advice(job)
+    assert (
+        text == "`khvdrun --scaling 1,2` measures whether 2 ranks are faster than one."
+    )
 
 
 def test_nobody_is_advised_a_faster_network_on_one_host():
     job = record(moving=0.3, capacity=3.6e6)
     for member in job.members:
         member.host = "one"
-    (text,) = advice(job)
+    text, _ = advice(job)
     assert "of what the memory could pass" in text and "network" not in text
 
 
@@ -133,6 +180,56 @@ def test_the_shares_of_a_step_add_up(tmp_path):
     rows = re.findall(r"<td>(computing|waiting|moving bytes)</td><td>([\d.]+) ms", text)
     assert dict(rows) == {"computing": "12", "waiting": "5", "moving bytes": "3"}
     assert "median 800." in text
+
+
+def with_validation() -> JobRecord:
+    """A job of ten seconds, of which the fifth was a validation but for a step."""
+    job = record(waiting=0.2, moving=0.1)
+    job.intervals.outside[4] = 0.98
+    job.intervals.steps[4] = 1
+    job.phases = dict(zip(PHASES, (8.5, 0.25, 0.5, 0.125, 0.125, 0.0)))
+    return job
+
+
+def test_the_parts_of_the_time_add_up_and_only_steps_are_computing(tmp_path):
+    job = with_validation()
+    # A collective of keras_hvd's own after the gradients hides what went before it.
+    job.intervals.exposed_waiting[:5] = 0
+    assert sum(job.shares().values()) == pytest.approx(job.seconds)
+    text = written(job, tmp_path)
+    assert WAITING in text[: text.index("Throughput and loss")]
+    for cells in (
+        "steps: computing</td><td>5.794 s</td><td>57.9 %",
+        "steps: waiting</td><td>1.804 s</td><td>18 %",
+        "steps: moving bytes</td><td>902 ms</td><td>9.02 %",
+        "which compiles</td><td>250 ms</td><td>2.5 %",
+        "validation</td><td>500 ms</td><td>5 %",
+        "saving</td><td>125 ms</td><td>1.25 %",
+        "callbacks between epochs</td><td>125 ms</td><td>1.25 %",
+        "before, between and after fits</td><td>500 ms</td><td>5 %",
+    ):
+        assert cells in text
+    # As in the first sentence and in the table of a step.
+    assert "Rank 0 waits for other ranks in 20 % of the steps&#x27; time" in text
+    assert "<td>waiting</td><td>4 ms</td><td>20 %</td>" in text
+
+
+def test_a_job_whose_phases_are_not_known_has_no_table_of_them(tmp_path):
+    assert "Where the time went" not in written(record(), tmp_path)
+
+
+def test_no_line_goes_through_a_validation(tmp_path):
+    job = with_validation()
+    drawn = re.findall(
+        rf'<path d="([^"]*)"[^>]*stroke: {page._MOVING}', written(job, tmp_path)
+    )
+    # Of samples and loss: a part before it, and a part after.
+    assert [len(re.findall("M", path)) for path in drawn] == [2, 2]
+    job.intervals.outside[:] = 0
+    drawn = re.findall(
+        rf'<path d="([^"]*)"[^>]*stroke: {page._MOVING}', written(job, tmp_path)
+    )
+    assert [len(re.findall("M", path)) for path in drawn] == [1, 1]
 
 
 def test_a_first_step_that_compiles_does_not_make_all_others_flat(tmp_path):
@@ -180,6 +277,36 @@ def test_a_size_that_is_not_known_is_left_out(tmp_path):
     job = record()
     job.tensors = [Tensor("gathered", 1, 0, 1.0, 0.5, 2.0)]
     assert "<td>gathered</td><td>1</td><td></td>" in written(job, tmp_path)
+
+
+def test_of_many_epochs_the_first_the_last_and_the_best_are_there(tmp_path):
+    job = record()
+    assert "<h2>Epochs</h2>" not in written(job, tmp_path)
+    job.epochs = [
+        (number, {"loss": 1 / number, "val_loss": abs(number - 58) + 0.5})
+        for number in range(1, 201)
+    ]
+    text = written(job, tmp_path)
+    assert '<th scope="col">val_loss</th>' in text
+    assert "<tr><td>1</td><td>1</td><td>57.5</td></tr>" in text
+    assert "<tr><td>58 (best val_loss)</td><td>0.01724</td><td>0.5</td></tr>" in text
+    assert "<tr><td>200</td><td>0.005</td><td>142.5</td></tr>" in text
+    epochs = text[text.index("<h2>Epochs") : text.index("<h2>Slowest")]
+    assert epochs.count("<tr>") == 1 + page._MOST_EPOCHS + 1
+
+
+def test_the_slowest_tensors_are_those_of_the_user(tmp_path):
+    job = record()
+    job.tensors = [
+        Tensor("keras_hvd/metrics", 4, 64, 1.0, 1.0, 1.0),
+        Tensor("keras_hvd/stop_training", 6, 24, 2.0, 1.0, 1.0),
+        *(Tensor(f"gradients/{each}", 5, 40, 0.5, 0.5, 0.5) for each in range(30)),
+    ]
+    text = written(job, tmp_path)
+    own = "<td>keras_hvd's own (2)</td><td>10</td><td></td><td>300 ms</td><td>200 ms"
+    assert own in text.replace("&#x27;", "'")
+    assert "keras_hvd/metrics" not in text and "keras_hvd/stop" not in text
+    assert text.count("<td>gradients/") == page._MOST_TENSORS - 1
 
 
 def test_names_are_no_markup_and_the_page_asks_for_nothing_elsewhere(tmp_path):
