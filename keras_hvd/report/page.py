@@ -15,13 +15,12 @@ import numpy as np
 from keras_hvd.recording.epochs import Epoch
 from keras_hvd.report.advice import advice, percent
 from keras_hvd.report.record import WAITING, Intervals, JobRecord, Rates, Tensor
+from keras_hvd.timeline.summary import OWN
 
 # Drawn in place of the page's own color, which follows light and dark.
 _TEXT = "#010203"
 COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
 _MOST_TENSORS = _MOST_EPOCHS = 20
-# The beginning of names that keras_hvd gives to what it exchanges by itself.
-_OWN = "keras_hvd/"
 # The number of stretches that a picture can show.
 _MOST_DRAWN = 512
 # A stretch with less of its time in steps is a gap in the lines.
@@ -369,7 +368,7 @@ def _with_own_together(tensors: Iterable[Tensor]) -> list[Tensor]:
     of_user: list[Tensor] = []
     own: list[Tensor] = []
     for each in tensors:
-        (own if each.name.startswith(_OWN) else of_user).append(each)
+        (own if each.name.startswith(OWN) else of_user).append(each)
     if own:
         numbers = zip(*(dataclasses.astuple(each)[1:] for each in own))
         times, _, *phases = map(sum, numbers)

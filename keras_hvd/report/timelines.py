@@ -17,7 +17,7 @@ import numpy as np
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
 from keras_hvd.timeline.events import NotATimelineError
 from keras_hvd.timeline.spans import Spans
-from keras_hvd.timeline.summary import MOST_NAMES, Request, Summary
+from keras_hvd.timeline.summary import MOST_NAMES, OWN, Request, Summary
 
 # How much later in the file, in seconds, a step's own events may come.
 _SETTLED = 0.5
@@ -88,7 +88,7 @@ def _start_of(path: str | os.PathLike[str]) -> Summary:
 class _Step:
     begin: float
     last_own: float = -np.inf
-    """When rank 0 submitted its last tensor."""
+    """When rank 0 submitted its last tensor, but for those of callbacks."""
 
 
 class _Job(Summary):
@@ -180,6 +180,9 @@ class _Job(Summary):
         request.step = self._steps[-1]
 
     def _note_step(self, name: str, first: float) -> None:
+        # As recording.cc.
+        if name.startswith(OWN) and self._steps:
+            return
         has_room = len(self._names) < MOST_NAMES
         if self._steps and name not in self._names and has_room:
             self._names.add(name)
@@ -193,7 +196,8 @@ class _Job(Summary):
 
     def _start(self, request: Request) -> None:
         self._begun = request.batch
-        request.step.last_own = max(request.step.last_own, request.own)
+        if not request.tensor.startswith(OWN):
+            request.step.last_own = max(request.step.last_own, request.own)
 
     def _end(self, request: Request, end: float, arguments: Mapping[str, Any]) -> None:
         super()._end(request, end, arguments)

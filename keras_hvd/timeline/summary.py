@@ -18,6 +18,9 @@ SLOWEST = 10
 MOST_NAMES = 16384
 """The writer knows the rows of this many names (tf_ops/timeline/timeline_writer.cc)."""
 
+OWN = "keras_hvd/"
+"""The beginning of names that keras_hvd gives to what it exchanges by itself."""
+
 # The file does not use a row again once this many new ones have come since then.
 _MOST_ROWS = 4 * MOST_NAMES
 # The most arrivals on a line of the file.

@@ -109,6 +109,20 @@ def test_a_small_timeline_has_the_sums_worked_out_by_hand(tmp_path):
     assert "Samples" in job.not_known
 
 
+def test_what_callbacks_exchange_after_a_step_hides_no_waiting_before(tmp_path):
+    lines = [tensor(0, "gradients"), tensor(1, "keras_hvd/stop_training")]
+    for step in range(3):
+        at = 100 * (step + 1)
+        lines += [
+            submitted(0, 2 * step + 1, {0: at + 30, 1: at + 80}, decided=at + 80),
+            *run(0, 2 * step + 1, at + 80, at + 80, at + 80, [], size=8),
+            submitted(1, 2 * step + 2, {0: at + 80, 1: at + 90}, decided=at + 90),
+            *run(1, 2 * step + 2, at + 90, at + 90, at + 90, [], size=1),
+        ]
+    job = timelines.read([write(tmp_path / "t", start(), *lines)])
+    assert (1e6 * job.intervals.exposed_waiting).round(6).tolist() == [60, 60, 60]
+
+
 def test_what_was_cut_off_by_a_kill_is_left_out_and_said(tmp_path):
     cut = tmp_path / "cut"
     write(cut, start(), *STEPS, '{"name":"NEGOTIATE_ALLREDUCE","ph":"X","ts":9', end="")
