@@ -106,8 +106,10 @@ def _of_moving(record: JobRecord, share: float) -> str:
         tried = _listed(batches, fewer, smaller, autotuning)
         return f"{said} It is less with {tried}."
     faster = "" if record.hosts == 1 else "a faster network"
+    # More passed than when that was measured, on a machine that was busy then.
+    share = "all" if used > 1 else percent(used)
     return (
-        f"{said} Meanwhile {percent(used)} of what {record.medium} could pass is "
+        f"{said} Meanwhile {share} of what {record.medium} could pass is "
         f"used. It is less with {_listed(batches, fewer, smaller, faster)}."
     )
 
