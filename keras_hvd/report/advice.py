@@ -107,9 +107,9 @@ def _of_moving(record: JobRecord, share: float) -> str:
         return f"{said} It is less with {tried}."
     faster = "" if record.hosts == 1 else "a faster network"
     # More passed than when that was measured, on a machine that was busy then.
-    share = "all" if used > 1 else percent(used)
+    passed = "all" if used > 1 else percent(used)
     return (
-        f"{said} Meanwhile {share} of what {record.medium} could pass is "
+        f"{said} Meanwhile {passed} of what {record.medium} could pass is "
         f"used. It is less with {_listed(batches, fewer, smaller, faster)}."
     )
 
