@@ -10,6 +10,7 @@ import pytest
 
 RANKS = Path(__file__).parent / "ranks"
 LOOP = RANKS / "allreduce_loop.py"
+PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
 
 
 def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
@@ -19,8 +20,10 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
     kept.parent.mkdir()
     kept.write_text("weights")
     page = tmp_path / "page.html"
+    (command,) = re.findall(r"^    khvdrun (.*) python train\.py$", PAGE, re.M)
     ended = khvdrun.run(
-        *("--scaling", "2,1", "--scaling-steps", 5, "--report", page),
+        *command.replace("1,2,4", "2,1").split(),
+        *("--scaling-steps", 5, "--report", page),
         *(sys.executable, RANKS / "scaling.py", tmp_path),
         timeout=180,
     )
@@ -36,8 +39,10 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
         "train-2-0": [1 - 0.25 * 3, 1.5],
         "train-2-1": [1 - 0.25 * 3, 1.5],
     }
-    _, head, one, two, advice, page_is_in = ended.stdout.splitlines()[:6]
-    assert head.split("  ")[-1].strip() == "of that"
+    limits, head, one, two, advice, page_is_in = ended.stdout.splitlines()[:6]
+    documented = re.search(r"^```\n(.*)\n(.*)\n", PAGE, re.M)
+    assert limits == documented[1].replace("60 steps", "15 steps")
+    assert head.split() == documented[2].split()
     assert re.match(r" +1 +\d+(\.\d)? ms .* steps/s +100 % +100 % +100 %$", one)
     # A step of two ranks takes 2 and 3 times as long as that of one.
     [reached, allowed, of_that] = map(float, re.findall(r"([\d.]+) %", two))
