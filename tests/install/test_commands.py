@@ -306,7 +306,7 @@ def test_the_lists_of_other_files_are_compared_with_their_pages():
 
 # A job's script that takes no time to import. Rank 0 waits for a line of input.
 TRAIN = f"""
-import os, shutil, sys
+import os, shutil, sys, time
 sys.path.append({str(RANKS)!r})
 from allreduce_loop import allreduce
 import keras_hvd
@@ -317,6 +317,7 @@ for name in ("first.json", "second.json"):
     if recording:
         keras_hvd.start_timeline(name)
     for step in range(30):
+        time.sleep(0.002)
         allreduce(f"gradient {{step % 3}}", 1 << 18)
     if recording:
         keras_hvd.stop_timeline()
@@ -328,6 +329,11 @@ if keras_hvd.rank() == 0:
         shutil.copytree(recording, "report.html.recording-k3x0q1")
 allreduce("the end", 1)
 """
+# They are not on every machine.
+needs_curl, needs_openssl = (
+    pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed")
+    for name in ("curl", "openssl")
+)
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}"
 
 
@@ -438,6 +444,7 @@ def second_nodes(command: str) -> str:
     return command.replace("--node-rank 0", "--node-rank 1").replace("-np 4", "-np 2")
 
 
+@needs_openssl
 @of(
     launching=[
         SECRET,
@@ -462,6 +469,7 @@ def test_a_khvdrun_on_each_host(commands, run, folder):
         assert ranks_of(printed, 6) == [*range(6)]
 
 
+@needs_curl
 @of(
     launching=[
         "khvdrun -np 4 --status 9100 python train.py",
@@ -477,7 +485,7 @@ def test_the_status_while_it_runs(commands, run, folder):
     metric = re.search(r"\((\w+)\[", query)[1]
     ask = f"until {metrics} | grep {metric} > found; do sleep 0.1; done; {status} > now"
     # Rank 0 waits for the line.
-    run(f"({ask}; echo go) | {job}", folder)
+    run(f"(timeout 60 sh -c '{ask}'; echo go) | {job}", folder)
     now = json.loads((folder / "now").read_text())
     assert [rank["state"] for rank in now["ranks"]] == ["running"] * 4
 
