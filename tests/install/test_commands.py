@@ -17,6 +17,8 @@ import textwrap
 
 import pytest
 
+from keras_hvd.launch.options import BY_NAME
+
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 RANKS = CHECKOUT / "tests" / "launch" / "ranks"
 PAGES = {
@@ -302,6 +304,41 @@ def test_the_lists_of_other_files_are_compared_with_their_pages():
     for page, file in OWN_LISTS.items():
         assert is_true(file, page, "")
         assert is_true((file, "def test_every_command_is_tested_below("), page, "")
+
+
+@pytest.fixture(scope="module")
+def in_text() -> list[str]:
+    """What stands between backquotes outside of blocks."""
+    text = "".join(BLOCK.sub("", path.read_text()) for path in PAGES.values())
+    return [" ".join(each.split()) for each in re.findall("`([^`]+)`", text)]
+
+
+def test_make_has_the_targets_that_the_text_names(in_text, run):
+    makes = run("make --dry-run --print-data-base lines", CHECKOUT, MAKEFLAGS="")
+    named = {
+        found[1] for each in in_text if (found := re.match(r"make ([\w-]+)", each))
+    }
+    assert len(named) > 20
+    assert named <= {*re.findall(r"^([\w-]+):", makes, re.M)}
+
+
+def test_the_programs_that_the_text_names_are_there(in_text):
+    named = {
+        each for text in in_text for each in re.findall(r"\bpython (\S+/\S+)", text)
+    }
+    assert len(named) > 10
+    assert [each for each in named if not (CHECKOUT / each).exists()] == []
+
+
+def test_khvdrun_has_the_options_that_the_text_names(in_text):
+    named = {
+        option
+        for each in in_text
+        if each.startswith("khvdrun ")
+        for option in re.findall(r" (--?[\w-]+)", each.partition(" python ")[0])
+    }
+    assert len(named) > 5
+    assert named <= BY_NAME.keys()
 
 
 # A job's script that takes no time to import. Rank 0 waits for a line of input.
