@@ -116,6 +116,8 @@ endif
 # The packages that some tests need. Where one is missing, its tests are skipped.
 MISSING_FOR_TESTS = $(strip \
 	$(call unless,$(wildcard /usr/bin/chromium),chromium) \
+	$(call unless,$(shell command -v curl),curl) \
+	$(call unless,$(shell command -v openssl),openssl) \
 	$(call unless,$(wildcard /usr/sbin/slurmctld),slurmctld) \
 	$(call unless,$(wildcard /usr/sbin/slurmd),slurmd) \
 	$(call unless,$(wildcard /usr/bin/srun),slurm-client) \
@@ -222,7 +224,7 @@ one-rank-tests: install
 # The tests of installations, and of the first steps that the pages tell users.
 ADDED_COLLECTIVE := \
 	tests/install/test_contributing.py::test_the_compiler_takes_the_collective
-install-tests: install
+install-tests: install test-packages
 	$(BIN)/python -m pytest -q tests/install --deselect $(ADDED_COLLECTIVE)
 
 # The C++ of a collective that is added as CONTRIBUTING.md says.

@@ -219,6 +219,9 @@ def test_the_last_lines_say_which_rank_failed_first(run, tmp_path, how, codes, l
     assert re.fullmatch(f"khvdrun: {last}", ended.stderr.splitlines()[-1])
     if how == "raise":
         assert "khvdrun:     ValueError: an error of the script\n" in ended.stderr
+        begin, _, end = re.findall("^    (khvdrun: .*)", PAGE.read_text(), re.M)
+        assert f"{begin}\n" in ended.stderr
+        assert re.fullmatch(f"khvdrun: {last}", end)
 
 
 def test_the_last_line_explains_an_import_that_failed(run):

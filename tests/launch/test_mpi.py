@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -319,13 +320,19 @@ def test_more_than_2_gib_travel_at_once(mpi, two_hosts, tmp_path, is_soak):
     assert [one["by_tcp"] for one in found] == [[0, size], [0, 2 * size]]
 
 
-def test_the_command_of_the_documentation(two_hosts, tmp_path):
+@pytest.mark.parametrize("asks_for_threads", [False, True])
+def test_the_command_of_the_documentation(two_hosts, tmp_path, asks_for_threads):
     debians_open_mpi(tmp_path)
-    page = Path(__file__).parents[2] / "docs" / "mpi.md"
-    (command,) = re.findall(r"^    (mpirun .*)", page.read_text(), re.MULTILINE)
+    page = (Path(__file__).parents[2] / "docs" / "mpi.md").read_text()
+    (command,) = re.findall(r"^    (mpirun .*)", page, re.MULTILINE)
+    (threads,) = re.findall(r"^    import mpi4py\n(?:    .*\n)+", page, re.MULTILINE)
     first, second = (host.address for host in two_hosts)
     command = command.replace("a:2,b:2", f"{first}:2,{second}:2")
-    (tmp_path / "train.py").symlink_to(RANKS / "place.py")
+    begin = textwrap.dedent(threads) if asks_for_threads else ""
+    (tmp_path / "train.py").write_text(
+        f"{begin}import runpy, sys\nsys.path.append({str(RANKS)!r})\n"
+        f"runpy.run_path({PLACE[1]!r})\n"
+    )
     (tmp_path / "mpirun").symlink_to(shutil.which("mpirun.openmpi"))
     settings = {
         "plm_rsh_agent": network.agent(two_hosts, tmp_path / "agent"),
@@ -333,6 +340,9 @@ def test_the_command_of_the_documentation(two_hosts, tmp_path):
         "btl_tcp_if_include": "cable",
     }
     variables = [f"OMPI_MCA_{name}={value}" for name, value in settings.items()]
+    if asks_for_threads:
+        # The script imports mpi4py.MPI itself, and there may be a second MPI.
+        variables += ["MPI4PY_MPIABI=openmpi"]
     variables += [f"PATH={tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"]
     words = ["env", "-C", str(tmp_path), *variables, "sh", "-c", command]
     found = places(run(two_hosts[0].command(words), tmp_path))

@@ -141,6 +141,10 @@ def check_status(url):
         each.labels["rank"]: each.value for each in families["keras_hvd_loss"].samples
     }
     assert loss == {"0": first["loss"], "1": late["loss"]}
+    page = (Path(__file__).parents[2] / "docs" / "launching.md").read_text()
+    (documented,) = re.findall(r"^```text\n(# HELP .*?)^```$", page, re.M | re.S)
+    of_no_host = [re.sub(r'host=".*"} \S+', "", each) for each in (documented, text)]
+    assert {*of_no_host[0].splitlines()} <= {*of_no_host[1].splitlines()}
 
 
 def trouble(url):

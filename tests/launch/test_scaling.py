@@ -10,6 +10,7 @@ import pytest
 
 RANKS = Path(__file__).parent / "ranks"
 LOOP = RANKS / "allreduce_loop.py"
+PAGE = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
 
 
 def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
@@ -19,8 +20,10 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
     kept.parent.mkdir()
     kept.write_text("weights")
     page = tmp_path / "page.html"
+    (command,) = re.findall(r"^    khvdrun (.*) python train\.py$", PAGE, re.M)
     ended = khvdrun.run(
-        *("--scaling", "2,1", "--scaling-steps", 5, "--report", page),
+        *command.replace("1,2,4", "2,1").replace("300", "5").split(),
+        *("--report", page),
         *(sys.executable, RANKS / "scaling.py", tmp_path),
         timeout=180,
     )
@@ -36,11 +39,13 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
         "train-2-0": [1 - 0.25 * 3, 1.5],
         "train-2-1": [1 - 0.25 * 3, 1.5],
     }
-    _, head, one, two, *said = ended.stdout.splitlines()
+    limits, head, one, two, *said = ended.stdout.splitlines()
+    documented = re.search(r"^```\n(.*)\n(.*)\n", PAGE, re.M)
+    assert limits == documented[1].replace("310 steps", "15 steps")
+    assert head.split() == documented[2].split()
     worth, shares, advice, reducing, _ = said
     assert re.match(r"2 ranks make 0.6\d* times as many steps a second as one: ", worth)
     assert shares.startswith("On 2 ranks, waiting takes ")
-    assert head.split("  ")[-1].strip() == "of that"
     assert re.match(r" +1 +\d+(\.\d)? ms .* steps/s +100 % +100 % +100 %$", one)
     # A step of two ranks takes 2 and 3 times as long as that of one.
     [reached, allowed, of_that] = map(float, re.findall(r"([\d.]+) %", two))

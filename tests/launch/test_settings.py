@@ -10,6 +10,7 @@ from keras_hvd.job import settings
 from keras_hvd.launch import command_line
 from keras_hvd.launch.usage import UsageError
 
+ENVIRONMENT = Path(__file__).parents[2] / "docs" / "environment.md"
 JOIN_AND_LEAVE = "import keras_hvd; keras_hvd.init(); keras_hvd.shutdown()"
 # TensorFlow takes long to import.
 REDUCE = f"""
@@ -336,6 +337,9 @@ def test_the_engines_lines_start_with_the_time_if_told(khvdrun):
     assert len(lines) == 4
     for line in lines:
         assert re.match(rf"\[\d\] {time} keras_hvd \[rank \d\] info: ", line), line
+    (documented,) = re.findall(rf"^    {time}( .*)", ENVIRONMENT.read_text(), re.M)
+    joined = re.sub("khvdrun-[^']+", "khvdrun-71-5eed", lines[0])
+    assert joined.endswith(documented)
 
 
 @pytest.mark.parametrize("prefix", [True, False])

@@ -1,10 +1,12 @@
 """The consistency mode, KERAS_HVD_CHECK=1: results are compared between the ranks."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+FAILURES = Path(__file__).parents[2] / "docs" / "failures.md"
 SCRIPT = Path(__file__).parent / "ranks" / "checked.py"
 
 
@@ -30,11 +32,15 @@ def test_a_result_that_differs_on_one_rank_is_named_on_all(several_ranks, run, r
     # The report of rank 0, which waits for other hosts' words, may come after it.
     lines = done.stderr.splitlines()
     error = next(line for line in lines if line.startswith("keras_hvd.exceptions."))
-    assert error.startswith(
-        "keras_hvd.exceptions.KerasHvdError: allreduce 'gradients' failed on rank "
-        f"{rank}: the result of tensor 2 of 3 of allreduce 'gradients' differs between "
-        "ranks (hashes: rank"
-    )
+    page = " ".join(FAILURES.read_text().split())
+    (documented,) = re.findall(r"allreduce [^:]*: the result .* \(hashes: rank", page)
+    for shown, here in (
+        ("train_step/allreduce", "gradients"),
+        ("rank 0", f"rank {rank}"),
+        ("tensor 3 of 8", "tensor 2 of 3"),
+    ):
+        documented = documented.replace(shown, here)
+    assert error.startswith(f"keras_hvd.exceptions.KerasHvdError: {documented}")
     assert "rank 1: " in error
 
 
