@@ -45,6 +45,7 @@ from keras_hvd.world.rendezvous import (
     secret,
 )
 from keras_hvd.world.rendezvous.links import Link
+from keras_hvd.world.rendezvous.listener import take_early
 from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.rendezvous.ranks import Meeting
 from keras_hvd.world.unread_launchers import Sign
@@ -192,8 +193,9 @@ def _meet(
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
     # Last: a malformed value must not become known when the others rely on this rank.
     if launched.way is None:
-        where = [address.parse(str(launched.rendezvous))]
-        point = ranks.MeetingPoint(where, secret.take(os.environ))
+        where = address.parse(str(launched.rendezvous))
+        early = take_early(where) if world.rank == 0 else ()
+        point = ranks.MeetingPoint([where], secret.take(os.environ), early)
     else:
         point = launched.way.arrange(launched, members or everyone, identity, timeout)
     meeting = ranks.meet(identity, point, _wanted_links, timeout, begin_tls)

@@ -199,6 +199,36 @@ def listen_at_free_ports(
         ) from None
 
 
+# Sockets of this process that listen before it joins a job, by their addresses.
+_early: dict[Address, socket.socket] = {}
+
+
+def listen_early(host: str) -> Address:
+    """Listens at a free port of this host, for the job that this process will join.
+
+    Nobody else gets the port meanwhile, and ranks that come sooner wait. Raises
+    RendezvousError.
+
+    Example:
+
+    >>> place = listen_early("127.0.0.1")
+    >>> take_early(place)[0].getsockname() == place
+    True
+    >>> take_early(place)
+    []
+    """
+    (listening,) = listen_at_free_ports([host])
+    address = Address(*listening.getsockname()[:2])
+    _early[address] = listening
+    return address
+
+
+def take_early(address: Address) -> list[socket.socket]:
+    """The socket of `listen_early` at this address, if it was not taken before."""
+    found = _early.pop(address, None)
+    return [] if found is None else [found]
+
+
 def _listen_in(host: str, ports: range) -> socket.socket:
     """A socket at the first of the ports that is free; at any one if there are none."""
     for port in ports or [0]:
