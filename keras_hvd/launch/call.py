@@ -161,9 +161,23 @@ def _exit_code(made: Outcome) -> int:
 
 
 def _make(call: BinaryIO) -> Outcome:
-    try:
+    def made() -> Any:
         sys.path[:] = pickle.load(call)
         function, args, kwargs = pickle.load(call)
+        return function(*args, **kwargs)
+
+    return outcome_of(made)
+
+
+def outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Outcome:
+    """Calls the function for a process that waits for the outcome.
+
+    Example:
+
+    >>> outcome_of(int, "1").value, outcome_of(int, "one").description[:10]
+    (1, 'ValueError')
+    """
+    try:
         return Outcome(value=function(*args, **kwargs))
     except SystemExit as error:
         # It would silently end the process that called `run`.
@@ -178,8 +192,10 @@ def _failure(error: BaseException, raised: Exception) -> Outcome:
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = cloudpickle.dumps(raised)
-    # Leaves out this module's frame.
-    frames = error.__traceback__ and error.__traceback__.tb_next
+    # Leaves out this module's frames.
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals is globals():
+        frames = frames.tb_next
     lines = traceback.format_exception(type(error), error, frames)
     return Outcome(
         error=pickled,

@@ -338,7 +338,24 @@ def _results(
     exchange: Exchange | None = None,
 ) -> list[Any]:
     """The results of the ranks; raises unless all have returned."""
-    hosts = exchange.hosts if exchange is not None else {}
+    raise_first_error(outcomes, exchange.hosts if exchange is not None else {})
+    missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+    if missing:
+        who = _named(missing) if exchange is None else _who_ended(missing, exchange)
+        how = f"khvdrun {_ended(code)}; its last lines say why"
+        if exchange is not None and exchange.is_late:
+            how = "the other ranks had not ended 5 s later, and were ended"
+        raise RankFailedError(f"{who} ended before the function had returned; {how}")
+    return [outcome.value for outcome in outcomes if outcome is not None]
+
+
+def raise_first_error(
+    outcomes: Sequence[call.Outcome | None], hosts: Mapping[int, str]
+) -> None:
+    """Raises the error of the rank that failed first, if there is one.
+
+    `hosts` has the names of ranks' hosts, where they are several.
+    """
     failed = [
         (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)
         for rank, each in enumerate(outcomes)
@@ -349,14 +366,6 @@ def _results(
         text = _with_sources(outcome.traceback)
         cause = RankTraceback(first, text, hosts.get(first, ""))
         raise outcome.exception() from cause
-    missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
-    if missing:
-        who = _named(missing) if exchange is None else _who_ended(missing, exchange)
-        how = f"khvdrun {_ended(code)}; its last lines say why"
-        if exchange is not None and exchange.is_late:
-            how = "the other ranks had not ended 5 s later, and were ended"
-        raise RankFailedError(f"{who} ended before the function had returned; {how}")
-    return [outcome.value for outcome in outcomes if outcome is not None]
 
 
 def _who_ended(missing: Sequence[int], exchange: Exchange) -> str:
