@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keras_hvd import environment as environment
     from keras_hvd import exceptions as exceptions
     from keras_hvd import keras_tuner as keras_tuner
+    from keras_hvd import ray as ray
     from keras_hvd import tfx as tfx
     from keras_hvd.backends.reduce_op import Adasum as Adasum
     from keras_hvd.backends.reduce_op import Average as Average
@@ -135,6 +136,7 @@ _SUBMODULES = (
     "environment",
     "exceptions",
     "keras_tuner",
+    "ray",
     "tfx",
 )
 

@@ -14,6 +14,9 @@ from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
+DIVIDED = "KERAS_HVD_DIVIDED_DATA"
+"""Set for ranks to whom Ray Train gives parts of Ray Data's datasets."""
+
 POLICIES = ("auto", "file", "data", "off")
 
 _SHUFFLES = kinds("Shuffle ShuffleAndRepeat")
@@ -199,6 +202,12 @@ def _proposal(
     proposal: dict[str, Any] = {"policy": policy, "error": ""}
     try:
         graph = DatasetGraph(dataset, "shard")
+        if os.environ.get(DIVIDED) and _is_generated(graph):
+            raise _Unsuitable(
+                "ray.train.get_dataset_shard has given this rank its part already. A "
+                "part of that would leave out rows: train on it as it is, in batches "
+                "of this rank"
+            )
         cut, proposal["files"], proposal["why"] = _choose(graph, policy, size)
     except (_Unsuitable, ValueError) as error:
         return None, {**proposal, "error": str(error)}
@@ -220,6 +229,12 @@ def _proposal(
         "inner seeds": [_inner_seeds(each) for each in inner],
         "shards": shards,
     }
+
+
+def _is_generated(graph: DatasetGraph) -> bool:
+    """Whether the dataset begins with a Python generator."""
+    inner = [each for name in graph.chain() for each in graph.inner(name)]
+    return any(each.kind == "GeneratorDataset" for each in inner)
 
 
 def _choose(graph: DatasetGraph, policy: str, size: int) -> tuple[_Cut, int, str]:

@@ -3,8 +3,9 @@
 TFX is imported when one of these names is first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keras_hvd.lazy_names import importer
 
 if TYPE_CHECKING:
     from keras_hvd.tfx.component import Trainer as Trainer
@@ -22,21 +23,12 @@ _DEFINED_IN = {
 __all__ = sorted(_DEFINED_IN)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _DEFINED_IN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_DEFINED_IN[name]}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("tfx", "tfx_bsl"):
-            raise
-        raise ImportError(
-            f"keras_hvd.tfx.{name} needs TFX, and there is no {error.name}: "
-            "docs/tfx.md has what to install"
-        ) from error
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(
+    __name__,
+    _DEFINED_IN,
+    ["tfx", "tfx_bsl"],
+    lambda: "docs/tfx.md has what to install",
+)
 
 
 def __dir__() -> list[str]:

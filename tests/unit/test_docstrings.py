@@ -10,8 +10,12 @@ import pytest
 
 import keras_hvd
 
-# Their examples take pipelines, and show in tests/tfx.
-NEED_TFX = {
+# Their examples take pipelines, or a cluster: tests/tfx, tests/clusters.
+NEED_A_LIBRARY = {
+    "keras_hvd.ray.executor",
+    "keras_hvd.ray.places",
+    "keras_hvd.ray.report_callback",
+    "keras_hvd.ray.trainer",
     "keras_hvd.tfx.component",
     "keras_hvd.tfx.dataset",
     "keras_hvd.tfx.executor",
@@ -20,7 +24,7 @@ NEED_TFX = {
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(keras_hvd.__path__, "keras_hvd.")
-    if not module.name.endswith("__main__") and module.name not in NEED_TFX
+    if not module.name.endswith("__main__") and module.name not in NEED_A_LIBRARY
 ]
 # The modules where users find names.
 NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")

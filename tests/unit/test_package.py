@@ -84,8 +84,15 @@ def test_importing_it_imports_nothing_heavy():
     assert ended.stdout == "[]\n"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tfx") is not None, reason="TFX is here")
-@pytest.mark.parametrize("name", keras_hvd.tfx.__all__)
-def test_without_tfx_its_names_say_what_to_install(name):
-    with pytest.raises(ImportError, match=rf"keras_hvd.tfx.{name} needs TFX.*docs/tfx"):
-        getattr(keras_hvd.tfx, name)
+@pytest.mark.parametrize(
+    ("package", "name", "advice"),
+    [
+        *(("tfx", name, "docs/tfx.md has what") for name in keras_hvd.tfx.__all__),
+        *(("ray", name, r"pip install .*\[ray\]") for name in keras_hvd.ray.__all__),
+    ],
+)
+def test_without_its_library_a_name_says_what_to_install(package, name, advice):
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is here")
+    with pytest.raises(ImportError, match=f"keras_hvd.{package}.{name}: .*{advice}"):
+        getattr(getattr(keras_hvd, package), name)

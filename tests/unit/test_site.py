@@ -23,7 +23,15 @@ import pytest
 import keras_hvd
 
 CHECKOUT = Path(__file__).parents[2]
-SUBMODULES = ("callbacks", "data", "environment", "exceptions", "keras_tuner", "tfx")
+SUBMODULES = (
+    "callbacks",
+    "data",
+    "environment",
+    "exceptions",
+    "keras_tuner",
+    "ray",
+    "tfx",
+)
 START, OF_A_FILE = "index.html", "source/examples/mnist.py.html"
 # One of each kind of page.
 KINDS = (
@@ -79,8 +87,8 @@ def public_names() -> dict[str, object]:
             and getattr(value, "__module__", "") == module.__name__
         ]
         for name in getattr(module, "__all__", own):
-            # TFX is not installed here.
-            value = None if each == "tfx" else getattr(module, name)
+            # They need what is not installed here.
+            value = None if each in ("ray", "tfx") else getattr(module, name)
             if value is None or not any(value is other for other in found.values()):
                 found[f"{each}.{name}"] = value
     return found

@@ -1,0 +1,47 @@
+"""Names that need a library which only some users have, imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def importer(
+    package: str,
+    defined_in: Mapping[str, str],
+    libraries: Sequence[str],
+    advice: Callable[[], str],
+) -> Callable[[str], Any]:
+    """A package's `__getattr__` (PEP 562).
+
+    `defined_in` has the module of each name, `libraries` what they import beside
+    keras_hvd, and `advice` how to get that.
+
+    Example:
+
+    >>> get = importer("json", {"JSONDecoder": "decoder"}, [], str)
+    >>> get("JSONDecoder").__name__
+    'JSONDecoder'
+    >>> get("Decoder")
+    Traceback (most recent call last):
+    AttributeError: module 'json' has no attribute 'Decoder'
+    """
+
+    def get(name: str) -> Any:
+        if name not in defined_in:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            module = importlib.import_module(f"{package}.{defined_in[name]}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in libraries:
+                raise
+            raise ImportError(
+                f"{package}.{name}: there is no {error.name}: {advice()}"
+            ) from error
+        value = getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
