@@ -240,8 +240,9 @@ def _listen_in(host: str, ports: range) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise
     raise RendezvousError(
-        f"this process cannot listen at {host}: other programs, or ranks, have all "
-        f"{len(ports)} ports of KERAS_HVD_PORTS={ports[0]}-{ports[-1]}"
+        f"this process cannot listen at {host}: other programs, or ranks, have every "
+        f"port of KERAS_HVD_PORTS={ports[0]}-{ports[-1]}, and each rank of a host "
+        "takes one: give it more ports"
     )
 
 
