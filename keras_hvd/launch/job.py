@@ -481,20 +481,21 @@ class Job:
             self._ended = f"was ended by {by.name}"
             self._say(f"the job was ended by {by.name}")
             return 128 + by
-        lines = report.report(self._ranks, self._memory, self._stopped)
-        lines += import_errors.explain(first.stderr.lines(), self._options)
-        for line in lines:
-            self._say(line)
+        # Ranks of this host that were told to end say nothing of the cause.
+        if not (self._failed_elsewhere and first.was_told):
+            lines = report.report(self._ranks, self._memory, self._stopped)
+            lines += import_errors.explain(first.stderr.lines(), self._options)
+            for line in lines:
+                self._say(line)
+        why = ""
         if self._failed_elsewhere:
             self._say(self._failed_elsewhere)
-        has_others = self._options.node is not None
-        if self._failed_elsewhere or (
-            has_others and report.is_of_others(self._ranks, first)
-        ):
+            why = report.NOT_HERE
+        elif self._options.node is not None:
+            why = report.of_others(self._ranks, first)
+        if why:
             self._ended = "failed on another host"
-            self._say(
-                f"no rank of this host failed by itself: the exit code is {TRY_AGAIN}"
-            )
+            self._say(f"{why}: the exit code is {TRY_AGAIN}")
             return TRY_AGAIN
         return report.exit_code(first)
 

@@ -25,6 +25,8 @@ _TELLS_OF_ERROR = re.compile(r"(?:Error|Exception|Interrupt)\b|\berror: ")
 # The error of a rank that has not met the others.
 _DID_NOT_MEET = "keras_hvd.exceptions.RendezvousError: "
 
+NOT_HERE = "no rank of this host failed by itself"
+
 # The signals with which khvdrun ends ranks.
 _LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
 
@@ -102,14 +104,20 @@ def before_it_met(rank: Rank) -> str:
     )
 
 
-def is_of_others(ranks: Sequence[Rank], first: Rank) -> bool:
-    """Whether the rank that failed first did so because of ranks of other hosts."""
+def of_others(ranks: Sequence[Rank], first: Rank) -> str:
+    """Says why the rank that failed first is not at fault, or "" if it may be.
+
+    That is so where it has failed because of ranks of other hosts, or where the ranks
+    have not met, so that another try may succeed.
+    """
     lines = [*first.stderr.lines()]
     if any(_DID_NOT_MEET in line for line in lines):
-        return True
+        return "the ranks have not met"
     blaming = [line for line in lines if _BLAMES_A_PEER.search(line)]
     here = {rank.process for rank in ranks}
-    return bool(blaming) and not here & _processes_in(blaming)
+    if not blaming or here & _processes_in(blaming):
+        return ""
+    return NOT_HERE
 
 
 def report(

@@ -273,6 +273,32 @@ def test_a_rank_that_fails_before_it_comes_ends_all_hosts(start, failing):
         )
         assert bool(told) == (number != failing), error
         assert ("no rank of this host failed by itself" in error) == bool(told)
+        assert ("failed first" in error) != bool(told)
+
+
+def test_a_rank_that_cannot_listen_is_named_by_its_host_and_by_the_others(start):
+    """Another try may succeed, but the rank has failed by itself."""
+    program = (sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        started = [
+            start(
+                *(number, 2, "-np", 1, "--term-after", 0),
+                *(["--ports", f"{port}-{port}"] if number == 1 else []),
+                *program,
+            )
+            for number in range(2)
+        ]
+        (code, _, other), (own_code, _, own) = end(*started)
+    assert (code, own_code) == (os.EX_TEMPFAIL, os.EX_TEMPFAIL)
+    cause = (
+        f"other programs, or ranks, have every port of KERAS_HVD_PORTS={port}-{port}"
+    )
+    assert re.search(rf"khvdrun: rank 1 .* before the ranks had met: .*{cause}", other)
+    assert "rank 0" not in other
+    assert cause in own
+    assert re.search(r"rank 1 \(process \d+\) failed first: it ended", own)
+    assert "the ranks have not met: the exit code is 75" in own
 
 
 STOPS_ITS_KHVDRUN = """
