@@ -76,7 +76,8 @@ history = model.fit(
         keras.callbacks.ReduceLROnPlateau(patience=3),
     ],
 )
-if rank == 0:
+# No epoch is made where the backup has the last one already.
+if rank == 0 and history.epoch:
     made = len(history.epoch)
     print(f"Made {made} epoch(s), from epoch {history.epoch[0] + 1} on")
     print(f"Validation accuracy: {history.history['val_accuracy'][-1]:.2%}")

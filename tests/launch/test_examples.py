@@ -104,6 +104,7 @@ def test_image_folders(example, tmp_path):
     assert "Made 4 epoch(s), from epoch 3 on" in printed
     (accuracy,) = percentages(printed)
     assert accuracy > 60
+    assert "Nothing is left to train" in example(*command, 6)
 
 
 def test_data_service(example):
