@@ -435,8 +435,7 @@ def _start_recording(
         # It takes NumPy.
         from keras_hvd.recording import recorder
 
-        table = [] if meeting is None else meeting.table.ranks
-        ranks_of_job = [(one.host_name, one.pid) for one in table]
+        ranks_of_job = [] if meeting is None else meeting.table.places()
         place = world.rank, world.size, launched.local_rank
         with _needing_room("recording"):
             recorder.start(folder, *place, ranks_of_job, measured)

@@ -325,6 +325,19 @@ def test_a_report_says_what_the_links_could_pass_and_did(
     assert "of what the links between the hosts could pass is used" in page
 
 
+def test_a_report_counts_hosts_and_not_their_names(start, tmp_path):
+    """As of virtual machines that are copies, or of one machine that plays both."""
+    report = tmp_path / "report.html"
+    command = ("-np", 1, sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
+    jobs = [start(n, 2, "--report", report, *command) for n in range(2)]
+    for job in jobs:
+        _, said = job.communicate(timeout=60)
+        assert job.returncode == 0, said
+    page = report.read_text()
+    assert "<td>2 on 2 hosts</td>" in page
+    assert f"<td>{socket.gethostname()} (2)</td>" in page
+
+
 def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path):
     report = tmp_path / "report.html"
     report.write_text("of an earlier job")

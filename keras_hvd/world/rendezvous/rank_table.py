@@ -73,6 +73,28 @@ class RankTable:
         numbers: dict[str, int] = {}
         return [numbers.setdefault(one.host_key, len(numbers)) for one in self.ranks]
 
+    def places(self) -> list[tuple[str, int]]:
+        """Each rank's host, by a name that no other host has, and its process.
+
+        Example:
+
+        >>> info = RankInfo(0, 3, 0, 1, "a", "k", 0, "node0", 7, ())
+        >>> other = dataclasses.replace(info, rank=1, host_key="b")
+        >>> third = dataclasses.replace(info, rank=2)
+        >>> RankTable("job", "", (info, other, third)).places()
+        [('node0', 7), ('node0 (2)', 7), ('node0', 7)]
+        """
+        keys: dict[str, list[str]] = {}
+        found = []
+        for one in self.ranks:
+            same = keys.setdefault(one.host_name, [])
+            if one.host_key not in same:
+                same.append(one.host_key)
+            number = same.index(one.host_key) + 1
+            name = one.host_name if number == 1 else f"{one.host_name} ({number})"
+            found.append((name, one.pid))
+        return found
+
     def before_on_host(self, rank: int) -> list[RankInfo]:
         """The ranks before this one that have its host key, in their order."""
         key = self.ranks[rank].host_key
