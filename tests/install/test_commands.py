@@ -514,6 +514,30 @@ def test_a_khvdrun_on_each_host(commands, run, folder):
         assert ranks_of(printed, 6) == [*range(6)]
 
 
+@needs_openssl
+@of(
+    launching=[
+        f"{EXPORT} KERAS_HVD_HOST_KEY=a",
+        "khvdrun --nnodes 2 --node-rank 0 --rendezvous 127.0.0.1:29400 -np 1 "
+        "python train.py",
+    ]
+)
+def test_one_machine_plays_two_hosts(commands, run, folder):
+    home = {"HOME": str(folder)}
+    run(SECRET, folder, **home)
+    (folder / "train.py").write_text(
+        "import keras_hvd\nkeras_hvd.init()\n"
+        "print('hosts:', keras_hvd.cross_size(), 'ranks here:', keras_hvd.local_size())"
+    )
+    export, start = commands
+    start = start.replace("29400", str(free_port()))
+    other = start.replace("--node-rank 0", "--node-rank 1")
+    printed = run(
+        f"({export}; {start}) & ({export[:-1]}b; {other}) && wait $!", folder, **home
+    )
+    assert printed.count("hosts: 2 ranks here: 1") == 2
+
+
 @needs_curl
 @of(
     launching=[
