@@ -163,6 +163,7 @@ PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check \
 	$(patsubst %,--constraint %,$(CONSTRAINTS))
 
 $(INSTALLED): pyproject.toml setup.py $(REQUIREMENTS) $(CONSTRAINTS)
+	@echo 'Installs into $(VENV), then builds: about 5 minutes on two idle cores, most of them silent'
 	$(PIP_INSTALL) '$(TENSORFLOW)' '$(KERAS)' $(PINNED)
 	$(PIP_INSTALL) --editable '.[$(EXTRAS)]'
 	@touch $@
