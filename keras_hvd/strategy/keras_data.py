@@ -250,9 +250,10 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 f"the first batch of rank {rank} is not that of rank {root}: they "
                 f"differ in {' and '.join(differing)}. Under a keras_hvd.Strategy "
                 "every rank reads all batches and takes its rows of each: give all "
-                "ranks the same data in the same order, shuffled by the same seed "
-                "(keras.utils.set_random_seed; seed= of dataset.shuffle and of "
-                "functions like keras.utils.timeseries_dataset_from_array)"
+                "ranks the same data, not a part (keras_hvd.data.part, .shard), in the "
+                "same order, shuffled by the same seed (keras.utils.set_random_seed; "
+                "seed= of dataset.shuffle and of functions like "
+                "keras.utils.timeseries_dataset_from_array)"
             )
             if strict or "y of labels" in differing:
                 raise RuntimeError(what)
