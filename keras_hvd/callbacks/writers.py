@@ -86,6 +86,10 @@ if hasattr(keras.callbacks, "OrbaxCheckpoint"):
         "_SilentOrbaxCheckpoint", (_Orbax,), {"_save_checkpoint": _nothing}
     )
 
+for _plain, _silent in _SILENT.items():
+    # Messages name a callback by its class, which is the user's on every rank.
+    _silent.__name__, _silent.__qualname__ = _plain.__name__, _plain.__qualname__
+
 WRITERS = tuple(_SILENT)
 """Keras' classes that write."""
 
