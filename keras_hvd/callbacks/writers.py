@@ -133,6 +133,21 @@ def _let_write(callback: Any, writes: bool, seen: set[int]) -> None:
         _let_write(inner, writes, seen)
 
 
+def writers_among(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
+    """The names of callbacks of Keras, and of subclasses, that write on rank 0 alone.
+
+    Example:
+
+    >>> writers_among([keras.callbacks.CSVLogger("log.csv"), keras.callbacks.History()])
+    ['CSVLogger']
+    """
+    return [
+        type(each).__name__
+        for each in callbacks
+        if isinstance(each, WRITERS) and not getattr(each, "every_rank", False)
+    ]
+
+
 def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:
     """The callbacks that a callback holds in attributes, such as a wrapper's."""
     for value in list(vars(callback).values()):
