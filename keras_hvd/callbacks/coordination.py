@@ -59,7 +59,11 @@ class DistributedCallback(keras.callbacks.Callback):
             _count(called_by.callbacks, model)
 
     def on_epoch_over(self) -> None:
-        """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
+        """Runs on every rank before any callback's `on_epoch_end`, if size > 1.
+
+        Ranks have waited for each other by then: to time a rank's own steps, take the
+        time in `on_train_batch_end`.
+        """
 
     def on_ranks_ready(self) -> None:
         """Runs on every rank after all callbacks' `on_train_begin`, if size > 1."""
