@@ -255,7 +255,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 "seed= of dataset.shuffle and of functions like "
                 "keras.utils.timeseries_dataset_from_array)"
             )
-            if strict or "y of labels" in differing:
+            if strict or "y (labels)" in differing:
                 raise RuntimeError(what)
             if process_set.rank() == 0:
                 # Random augmentation may differ.
@@ -317,7 +317,7 @@ def _is_comparable(value: Any) -> bool:
 def _name_in_batch(part: str, tensor: tf.Tensor) -> str:
     # Images may be augmented differently on each rank, labels not.
     is_label = part == "y" and tensor.shape.rank in (0, 1, 2)
-    return f"{part} of labels" if is_label else part
+    return f"{part} (labels)" if is_label else part
 
 
 _SAME_DATA = (

@@ -366,6 +366,7 @@ def test_other_data(reader, strategy, rank, several_ranks, raises_on_all_ranks):
     if reader == "dataset":
         data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40, seed=rank)
         arguments = {"x": data.batch(16)}
+        parts.append("they differ in x and y (labels). Under")
     elif reader == "other_rows":
         arguments = {"x": x + rank, "y": y, "batch_size": 16}
     else:
