@@ -24,7 +24,7 @@ from keras_hvd.callbacks.meeting import meet
 from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
-from keras_hvd.callbacks.writers import callbacks_in, let_write
+from keras_hvd.callbacks.writers import callbacks_in, let_write, writers_among
 from keras_hvd.job import basics, log, said_once
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
@@ -65,7 +65,11 @@ class DistributedCallback(keras.callbacks.Callback):
             _count(called_by.callbacks, model)
 
     def on_epoch_over(self) -> None:
-        """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
+        """Runs on every rank before any callback's `on_epoch_end`, if size > 1.
+
+        Ranks have waited for each other by then: to time a rank's own steps, take the
+        time in `on_train_batch_end`.
+        """
 
     def on_ranks_ready(self) -> None:
         """Runs on every rank after all callbacks' `on_train_begin`, if size > 1."""
@@ -266,10 +270,13 @@ class _AfterOthers(keras.callbacks.Callback):
         )
         params = self.params or {}
         steps, epochs = params.get("steps"), params.get("epochs")
-        mine = needs, epochs, steps, _trained_with(self.model)
-        ranks = allgather_object((*mine, self._weights.suspects()), name=_BEGINNING)
+        trained_with, suspects = _trained_with(self.model), self._weights.suspects()
+        writers = writers_among(self._list.callbacks)
+        mine = needs, epochs, steps, trained_with, suspects, writers
+        ranks = allgather_object(mine, name=_BEGINNING)
         _require_same_epochs([each[1] for each in ranks])
         _require_same_steps([each[2:4] for each in ranks], "to make in an epoch")
+        _warn_of_no_writer([each[5] for each in ranks])
         self._weights.begin([each[4] for each in ranks])
         self._stopping.begin(each[0] for each in ranks)
         for callback in self._list.callbacks:
@@ -338,6 +345,18 @@ def _require_same_steps(
                     "keras_hvd.data.even(dataset), keras_hvd.data.distribute() or "
                     "arrays of the same length, or the same steps_per_epoch to fit"
                 )
+
+
+def _warn_of_no_writer(of_ranks: list[list[str]]) -> None:
+    """Warns, on every rank, of callbacks that only other ranks than 0 have."""
+    for name in sorted(set().union(*of_ranks).difference(of_ranks[0])):
+        there = [rank for rank, names in enumerate(of_ranks) if name in names]
+        log.warn(
+            f"fit has the callback {name} on rank {', '.join(map(str, there))}, but "
+            "not on rank 0, which alone writes: nothing will be written. Give it to "
+            "rank 0, or to all ranks",
+            stacklevel=2,
+        )
 
 
 def _by_rank(values: list[Any], ranks: Iterable[int] | None = None) -> str:

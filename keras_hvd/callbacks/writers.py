@@ -86,6 +86,10 @@ if hasattr(keras.callbacks, "OrbaxCheckpoint"):
         "_SilentOrbaxCheckpoint", (_Orbax,), {"_save_checkpoint": _nothing}
     )
 
+for _plain, _silent in _SILENT.items():
+    # Messages name a callback by its class, which is the user's on every rank.
+    _silent.__name__, _silent.__qualname__ = _plain.__name__, _plain.__qualname__
+
 WRITERS = tuple(_SILENT)
 """Keras' classes that write."""
 
@@ -127,6 +131,21 @@ def _let_write(callback: Any, writes: bool, seen: set[int]) -> None:
         callback.__class__ = _silent_class(plain)
     for inner in callbacks_in(callback):
         _let_write(inner, writes, seen)
+
+
+def writers_among(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
+    """The names of callbacks of Keras, and of subclasses, that write on rank 0 alone.
+
+    Example:
+
+    >>> writers_among([keras.callbacks.CSVLogger("log.csv"), keras.callbacks.History()])
+    ['CSVLogger']
+    """
+    return [
+        type(each).__name__
+        for each in callbacks
+        if isinstance(each, WRITERS) and not getattr(each, "every_rank", False)
+    ]
 
 
 def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:

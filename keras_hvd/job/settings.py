@@ -8,6 +8,7 @@ nothing here imports TensorFlow or the engine.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -71,6 +72,9 @@ WITHOUT_EFFECT = dict(
 )
 """Horovod's variables (without HOROVOD_) without effect here, and the reasons."""
 
+# Names without prefix: these, and those of every `Setting`.
+_known = {*WITHOUT_EFFECT}
+
 
 class Setting(Generic[_Value]):
     """A variable, read by a call. An empty variable counts as not set.
@@ -92,6 +96,7 @@ class Setting(Generic[_Value]):
 
     def __init__(self, kind: _Kind[_Value], default: _Value, *names: str):
         self.names = names
+        _known.update(names)
         self._parse, self._wanted = kind
         self._default = default
 
@@ -359,17 +364,36 @@ def init_timeout(environment: Mapping[str, str] | None = None) -> float:
 
 
 def without_effect(environment: Mapping[str, str] | None = None) -> str:
-    """Explains in one line which of Horovod's variables are set without effect, or "".
+    """Explains in one line which variables are set without effect, or "".
+
+    They are some of Horovod's, and names that are nearly ours.
 
     Example:
 
     >>> without_effect({"HOROVOD_NUM_NCCL_STREAMS": "2"})
     'without effect here: HOROVOD_NUM_NCCL_STREAMS (all collectives of a GPU are ...)'
+    >>> without_effect({"KERAS_HVD_LOGLEVEL": "info"})
+    'without effect here: KERAS_HVD_LOGLEVEL (not a variable; KERAS_HVD_LOG_LEVEL is)'
     """
     variables = os.environ if environment is None else environment
     reasons = WITHOUT_EFFECT.items()
     found = {Setting(_TEXT, "", name).found(variables): why for name, why in reasons}
-    return explain({name: why for name, why in found.items() if name})
+    ignored = {name: why for name, why in found.items() if name}
+    return explain(ignored | _misspelled(variables))
+
+
+def _misspelled(variables: Mapping[str, str]) -> dict[str, str]:
+    """The names that are nearly those of settings, and which ones."""
+    found = {}
+    for variable in variables:
+        name = variable.removeprefix(_OURS)
+        if name == variable or name in _known or not variables[variable].strip():
+            continue
+        # At 0.75 none of the variables is close that other files read, such as a
+        # rank's place.
+        for meant in difflib.get_close_matches(name, _known, n=1, cutoff=0.75):
+            found[variable] = f"not a variable; {_OURS}{meant} is"
+    return found
 
 
 def explain(ignored: Mapping[str, str]) -> str:

@@ -155,7 +155,9 @@ def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
     """Names the ranks that `first` waited for and that had ended with exit code 0."""
     awaited = _processes_in(first.stderr.lines())
     return [
-        f"rank {rank.number} had left with exit code 0 while others still waited for it"
+        f"rank {rank.number} had left with exit code 0 while others still waited for "
+        "it: all ranks must make the same collective calls (look for one that is "
+        "inside `if keras_hvd.rank() == 0:`)"
         for rank in ranks
         if rank.status == 0 and rank.process in awaited and _blames_a_peer(first)
     ]

@@ -250,11 +250,12 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 f"the first batch of rank {rank} is not that of rank {root}: they "
                 f"differ in {' and '.join(differing)}. Under a keras_hvd.Strategy "
                 "every rank reads all batches and takes its rows of each: give all "
-                "ranks the same data in the same order, shuffled by the same seed "
-                "(keras.utils.set_random_seed; seed= of dataset.shuffle and of "
-                "functions like keras.utils.timeseries_dataset_from_array)"
+                "ranks the same data, not a part (keras_hvd.data.part, .shard), in the "
+                "same order, shuffled by the same seed (keras.utils.set_random_seed; "
+                "seed= of dataset.shuffle and of functions like "
+                "keras.utils.timeseries_dataset_from_array)"
             )
-            if strict or "y of labels" in differing:
+            if strict or "y (labels)" in differing:
                 raise RuntimeError(what)
             if process_set.rank() == 0:
                 # Random augmentation may differ.
@@ -316,7 +317,7 @@ def _is_comparable(value: Any) -> bool:
 def _name_in_batch(part: str, tensor: tf.Tensor) -> str:
     # Images may be augmented differently on each rank, labels not.
     is_label = part == "y" and tensor.shape.rank in (0, 1, 2)
-    return f"{part} of labels" if is_label else part
+    return f"{part} (labels)" if is_label else part
 
 
 _SAME_DATA = (

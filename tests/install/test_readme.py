@@ -65,6 +65,8 @@ def test_every_command_is_tested_below():
         "khvdrun -np 2 python train.py",
         "python train.py",
         "mpirun -np 2 python train.py",
+        # In test_build_wheel.py.
+        "make wheel",
         # In tests/wheel, where the wheel is.
         'pip install "$(echo dist/keras_hvd-*.whl)[tensorflow-cpu]"',
     ]

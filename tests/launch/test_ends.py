@@ -194,7 +194,9 @@ def test_names_a_rank_that_left_while_others_waited(khvdrun):
         pid.unlink()
     assert ended.returncode == 1
     assert last_line(ended) == (
-        "khvdrun: rank 1 had left with exit code 0 while others still waited for it"
+        "khvdrun: rank 1 had left with exit code 0 while others still waited for it: "
+        "all ranks must make the same collective calls (look for one that is inside "
+        "`if keras_hvd.rank() == 0:`)"
     )
 
 

@@ -259,7 +259,9 @@ def test_a_rank_that_leaves_with_code_0(khvdrun, tmp_path, deed):
     check_survivors(ended, 0, since, how)
     assert ended.code == 1
     assert ended.verdict == (
-        "khvdrun: rank 0 had left with exit code 0 while others still waited for it"
+        "khvdrun: rank 0 had left with exit code 0 while others still waited for it: "
+        "all ranks must make the same collective calls (look for one that is inside "
+        "`if keras_hvd.rank() == 0:`)"
     )
 
 

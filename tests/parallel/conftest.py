@@ -76,6 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
     kept, left_out = [], []
     for item in items:
         (kept if size in _numbers_of_ranks(item) else left_out).append(item)
+    if left_out and not kept:
+        numbers = sorted(set().union(*map(_numbers_of_ranks, left_out)))
+        raise pytest.UsageError(
+            f"all of these tests are left out in a job of size {size}, which shows no "
+            f"more than others: use khvdrun -np {' or '.join(map(str, numbers))}, or "
+            "add --all-tests"
+        )
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

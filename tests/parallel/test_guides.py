@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from sklearn.model_selection import train_test_split
+from tensorflow.python.distribute import multi_worker_util
 
 import keras_hvd
 
@@ -220,7 +221,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
     ("data_files", "position = keras_hvd.data.Position()"): (rows_in_files, None),
     ("data_files", "for epoch in range(position.epoch, 10):"): (loop_over_files, None),
     ("failures", "keras_hvd.allreduce("): (dict, None),
-    ("from_tf_distribute", "from types import SimpleNamespace"): (dict, None),
+    ("from_tf_distribute", "ranks = ["): (dict, None),
     ("from_tf_distribute", "with strategy.scope():"): (for_accuracy, None),
     ("saving", "if keras_hvd.rank() == 0:"): (trained_model, None),
     ("saving", "keras_hvd.barrier()"): (saved_model, None),
@@ -334,3 +335,15 @@ def test_block(key, capsys):
     for each in names.values():
         if isinstance(each, keras_hvd.ProcessSet) and each.process_set_id:
             keras_hvd.remove_process_set(each)
+
+
+def test_rank_0_is_the_chief_of_the_resolver(rank):
+    """By the rule of TensorFlow's guide for Keras, and by that for custom loops."""
+    text = next(text for _, _, text, _ in blocks() if "SimpleClusterResolver" in text)
+    names = {"tf": tf, "keras_hvd": keras_hvd}
+    exec(text, names)
+    resolver = names["resolver"]
+    task = resolver.task_type, resolver.task_id
+    assert (task == ("worker", 0)) == (rank == 0)
+    spec = resolver.cluster_spec()
+    assert multi_worker_util.is_chief(spec, *task) == (rank == 0)

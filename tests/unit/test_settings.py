@@ -10,6 +10,7 @@ import pytest
 from keras_hvd.job import log, settings
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = CHECKOUT / "docs" / "environment.md"
 DEFAULTS = vars(settings.read({}))
 
 
@@ -284,9 +285,28 @@ def test_explains_all_at_once_and_nothing_else():
     assert settings.without_effect({}) == ""
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("STALL_WARNING_TIME", "STALL_WARNING_SECONDS"),
+        ("STALL_CHECK_TIME", "STALL_CHECK_TIME_SECONDS"),
+        ("FUSION_TRESHOLD", "FUSION_THRESHOLD"),
+    ],
+)
+def test_a_misspelled_variable_is_named(given, meant):
+    expected = f"KERAS_HVD_{given} (not a variable; KERAS_HVD_{meant} is)"
+    assert settings.without_effect({f"KERAS_HVD_{given}": "1"}).endswith(expected)
+    assert settings.without_effect({f"KERAS_HVD_{given}": ""}) == ""
+
+
+def test_no_documented_variable_counts_as_misspelled():
+    names = set(re.findall(r"KERAS_HVD_[A-Z_]+", PAGE.read_text()))
+    assert "KERAS_HVD_LOCAL_RANK" in names
+    assert settings.without_effect(dict.fromkeys(names, "1")) == ""
+
+
 def test_the_documentation_lists_what_means_nothing_here():
-    page = (CHECKOUT / "docs" / "environment.md").read_text()
-    section = page.partition("## Without effect")[2]
+    section = PAGE.read_text().partition("## Without effect")[2]
     listed = re.findall(r"`HOROVOD_(\w+)`", section)
     assert sorted(listed) == sorted(settings.WITHOUT_EFFECT)
 

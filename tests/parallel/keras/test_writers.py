@@ -160,3 +160,21 @@ def test_all_ranks_know_the_best(model, rank, tmp_path, capsys):
     assert checkpoint.best == min(history["loss"])
     assert ("saving model" in capsys.readouterr().out) == (rank == 0)
     assert (tmp_path / "model.keras").exists() == (rank == 0)
+
+
+def test_a_writer_that_rank_0_lacks(model, rank, size, tmp_path):
+    """Nothing is written, and the job says so before it trains."""
+    others = [] if rank == 0 else [callbacks.CSVLogger(tmp_path / "log.csv")]
+    there = ", ".join(map(str, range(1, size)))
+    with pytest.warns(
+        UserWarning,
+        match=f"the callback CSVLogger on rank {there}, but not on rank 0, which alone",
+    ):
+        fit(model, rank, *others)
+    assert not (tmp_path / "log.csv").exists()
+
+
+def test_a_writer_of_one_rank_may_be_rank_0s(model, rank, tmp_path, recwarn):
+    fit(model, rank, *[callbacks.CSVLogger(tmp_path / "log.csv")][rank:])
+    assert not [each for each in recwarn if "CSVLogger" in str(each.message)]
+    assert (tmp_path / "log.csv").exists() == (rank == 0)
