@@ -371,7 +371,8 @@ class RayExecutor:
         if died or waiting:
             self.shutdown()
         else:
-            ray.get([one.ask.remote(_leave) for one in self.workers])
+            asked = [one.ask.remote(_leave) for one in self.workers]
+            ray.get(asked, timeout=self.settings.timeout_s)
             self._seat()
         ranks = range(len(references))
         if died:

@@ -1,11 +1,17 @@
 """keras_hvd.ray on a Ray cluster of two hosts, with two CPUs each."""
 
+import re
 import signal
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+
+from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.ray import places
+from keras_hvd.ray.places import Node
+from keras_hvd.version import __version__
 
 EPOCHS, ROWS = 4, 48
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_train.py"
@@ -85,8 +91,8 @@ def test_a_tuner_trains_two_trials(cluster, tmp_path):
 
 def test_two_executors_at_once(cluster):
     found = cluster.run("two_executors")
-    for number, places in enumerate(found["places"]):
-        assert places == [[0, 2, 0, 3.0, str(number)], [1, 2, 0, 3.0, str(number)]]
+    for number, ranks in enumerate(found["places"]):
+        assert ranks == [[0, 2, 0, 3.0, str(number)], [1, 2, 0, 3.0, str(number)]]
     assert (found["kept"], found["single"]) == ([12, 12], 14)
 
 
@@ -111,7 +117,7 @@ def test_bad_input_is_refused(cluster):
     assert "give either num_workers or num_hosts" in none
     assert "with use_gpu=True" in gpus
     assert "KerasTrainer" in old
-    assert "within a Ray Train worker" in outside or "train" in outside
+    assert "cannot be used outside of a Ray Train training function" in outside
     assert "'epoch' or a number of batches" in every
 
 
@@ -137,6 +143,16 @@ def test_a_lost_node_leaves_two_workers(cluster, tmp_path, eventually, plain):
 
 
 # Last: Ray keeps the workers' resources for a while.
+def test_all_nodes_need_the_same_version():
+    nodes = [Node("0", "10.0.0.1", __version__), Node("1", "10.0.0.2", "0.0.9")]
+    nodes += [Node("2", "10.0.0.3", "")]
+    said = (
+        f"{__version__}, as here, and 10.0.0.2 has keras_hvd 0.0.9, 10.0.0.3 has none"
+    )
+    with pytest.raises(KerasHvdError, match=re.escape(said)):
+        places.seat(nodes, lambda *_: pytest.fail("asked"), {}, [], timeout=1)
+
+
 def test_nothing_is_left_of_a_killed_driver(cluster, tmp_path, eventually):
     with cluster.driver("loses_a_node", tmp_path) as driver:
         eventually(lambda: (tmp_path / "waits").exists(), 200)
