@@ -169,7 +169,7 @@ def test_mnist_comes_to_the_same_weights_as_on_one_host(
 
 def test_two_steps_of_a_job_run_at_once(cluster, tmp_path):
     step = f"srun --overlap -N 2 -n 2 {PLACE[0]} {PLACE[1]}"
-    both = f"{step} > {tmp_path}/0 & {step} > {tmp_path}/1 & wait -n && wait -n"
+    both = f"{step} > {tmp_path}/0 & first=$!; {step} > {tmp_path}/1 && wait $first"
     ended = cluster.run("salloc", "--quiet", "-N", "2", "-n", "4", "bash", "-c", both)
     assert ended.returncode == 0, ended.stderr
     for number in "01":
