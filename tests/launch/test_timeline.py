@@ -30,7 +30,8 @@ def test_a_job_that_ends_well_leaves_valid_json(khvdrun, tmp_path):
     events = json.loads(path.read_text())
     names = [event["name"] for event in events]
     assert names.count("thread_name") == 10
-    assert names.count("SHARED_MEMORY_ALLREDUCE") == 30
+    # Rank 1 may have submitted its first one before rank 0 begins to record.
+    assert names.count("SHARED_MEMORY_ALLREDUCE") in (29, 30)
     assert names.count("CYCLE_START") == 30
 
 
