@@ -488,11 +488,13 @@ class Job:
             for line in lines:
                 self._say(line)
         why = ""
+        if self._options.node is not None:
+            why = report.of_others(self._ranks, first)
         if self._failed_elsewhere:
             self._say(self._failed_elsewhere)
-            why = report.NOT_HERE
-        elif self._options.node is not None:
-            why = report.of_others(self._ranks, first)
+            # One of this host may have failed by itself meanwhile.
+            if why or first.was_told:
+                why = report.NOT_HERE
         if why:
             self._ended = "failed on another host"
             self._say(f"{why}: the exit code is {TRY_AGAIN}")
