@@ -46,7 +46,7 @@ TAKEN = (
 # For each TensorFlow, about: its wheel, what is taken out of it, and the build on two
 # idle cores; the first one's with the engine.
 DOWNLOAD_MB, UNPACKED_GB = 250, 1
-FIRST_MINUTES, NEXT_MINUTES = 3, 1.5
+FIRST_MINUTES, NEXT_MINUTES = 5, 1.5
 
 
 class Steps:

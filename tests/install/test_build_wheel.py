@@ -77,7 +77,7 @@ def test_it_says_what_it_takes_and_a_line_for_each_step(script, tmp_path, capsys
     first, *lines = capsys.readouterr().out.splitlines()
     versions = "2.20.*, 2.21.0"
     assert first == (
-        f"A wheel for {MACHINE} and TensorFlow {versions}: at most 4 minutes on two "
+        f"A wheel for {MACHINE} and TensorFlow {versions}: at most 6 minutes on two "
         "idle cores"
     )
     cache = tmp_path / "keras_hvd" / "tensorflow"
