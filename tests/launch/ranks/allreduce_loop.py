@@ -104,10 +104,15 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=20)
     parser.add_argument("--resident-bytes", type=int, default=0)
     parser.add_argument("--name-bytes", type=int, default=0)
+    # A named pipe: rank 1 of two goes on after rank 0 has joined.
+    parser.add_argument("--after-rank-0", type=Path)
     options = parser.parse_args()
     options.padding = " " + "x" * options.name_bytes if options.name_bytes else ""
 
     keras_hvd.init()
+    if options.after_rank_0 is not None:
+        with options.after_rank_0.open("wb" if keras_hvd.rank() == 0 else "rb"):
+            pass
     resident = ctypes.create_string_buffer(1)
     if keras_hvd.rank() == options.culprit:
         resident = ctypes.create_string_buffer(options.resident_bytes or 1)
