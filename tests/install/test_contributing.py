@@ -154,7 +154,7 @@ def test_passes_the_commands_of_the_guide(contribution, copy, script):
 def test_every_page_that_the_guide_names_is_asked_for(contribution, copy, script):
     contribution.add_to(copy, without=contribution.pages())
     done = script(contribution.commands())
-    failed = re.findall(r"^FAILED .*\[(.*)\]", done.stdout, re.M)
+    failed = re.findall(r"^FAILED \S+\[(.*?)\]", done.stdout, re.M)
     assert set(failed) == contribution.pages(), done.stdout
 
 
