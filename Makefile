@@ -58,7 +58,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
-.PHONY: trainings-hosts-tests wheel-all added-collective-tests ray-tests
+.PHONY: trainings-hosts-tests wheel-all added-collective-tests ray-tests spark-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
@@ -81,7 +81,7 @@ test-more:
 	$(MAKE) $(AT_ONCE) --jobs=2 one-rank-tests page-tests benchmark-tests \
 		added-collective-tests
 	$(MAKE) --no-print-directory four-ranks-tests trainings-hosts-tests two-hosts-tests \
-		ends-wheel-tests ray-tests
+		ends-wheel-tests ray-tests spark-tests
 
 AT_ONCE = --no-print-directory --output-sync=target MAY_RUN_AT_ONCE=yes
 
@@ -332,19 +332,29 @@ installed-wheel-tests:
 	$(if $(LINKED),,$(CORE_UNITS);) \
 	$(if $(LINKED),$(LIBRARIES_JOB),$(CORE_JOB))
 
-# Ray, beside the packages of the checkout's environment.
-RAY := .venv-ray
+# Ray and Spark, each beside the packages of the checkout's environment.
 ray-tests: install
-	$(MAKE) --no-print-directory $(RAY)/.ray
-	$(RAY)/bin/python -m pytest -q tests/clusters
+	$(MAKE) --no-print-directory .venv-ray/.installed
+	.venv-ray/bin/python -m pytest -q tests/clusters/test_ray.py
 
-$(RAY)/.ray: pyproject.toml $(INSTALLED)
-	$(PYTHON) -m venv --clear $(RAY)
+spark-tests: install
+	$(if $(shell command -v java),,$(INSTALL_JAVA))
+	$(MAKE) --no-print-directory .venv-spark/.installed
+	.venv-spark/bin/python -m pytest -q tests/clusters/test_spark*.py
+
+INSTALL_JAVA = apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	apt-get install -qq -y --no-install-recommends openjdk-17-jre-headless
+
+.venv-ray/.installed: PACKAGES = 'ray[train,tune,data]>=2.60'
+# PySpark does not know pandas 3.
+.venv-spark/.installed: PACKAGES = 'pyspark[connect]>=4.0' 'pandas<3'
+.venv-ray/.installed .venv-spark/.installed: pyproject.toml $(INSTALLED)
+	$(PYTHON) -m venv --clear $(@D)
 	cp -alf $(VENV)/lib/python$(PYTHON_VERSION)/site-packages/. \
-		$(RAY)/lib/python$(PYTHON_VERSION)/site-packages
-	$(RAY)/bin/pip install --quiet --disable-pip-version-check \
-		$(patsubst %,--constraint %,$(CONSTRAINTS)) \
-		'ray[train,tune,data]>=2.60'
+		$(@D)/lib/python$(PYTHON_VERSION)/site-packages
+	sed '/^pandas==/d' /dev/null $(CONSTRAINTS) > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --disable-pip-version-check \
+		--constraint $(@D)/constraints.txt $(PACKAGES)
 	@touch $@
 
 # TFX with all that a pipeline takes, of other versions than elsewhere. Its own
@@ -368,7 +378,7 @@ $(VENV)/.tfx: $(BUILT) $(wildcard $(TFX)/*.txt)
 # The constraints anew, from the environments that `make test-more` has made: after `make
 # distclean test-more CONSTRAINTS=` they have what PyPI has today.
 constraints:
-	$(call FREEZE,$(RAY),2.21.0)
+	$(call FREEZE,.venv-ray,2.21.0)
 	$(call FREEZE,$(VENV)-wheel-2.16.2,2.16.2)
 
 FREEZE = $(1)/bin/pip freeze --exclude-editable --exclude keras_hvd \

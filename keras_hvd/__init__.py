@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keras_hvd import exceptions as exceptions
     from keras_hvd import keras_tuner as keras_tuner
     from keras_hvd import ray as ray
+    from keras_hvd import spark as spark
     from keras_hvd import tfx as tfx
     from keras_hvd.backends.reduce_op import Adasum as Adasum
     from keras_hvd.backends.reduce_op import Average as Average
@@ -137,6 +138,7 @@ _SUBMODULES = (
     "exceptions",
     "keras_tuner",
     "ray",
+    "spark",
     "tfx",
 )
 

@@ -15,7 +15,7 @@ from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 DIVIDED = "KERAS_HVD_DIVIDED_DATA"
-"""Set for ranks to whom Ray Train gives parts of Ray Data's datasets."""
+"""What has given this rank its part of the data already, such as Ray Data."""
 
 POLICIES = ("auto", "file", "data", "off")
 
@@ -202,11 +202,11 @@ def _proposal(
     proposal: dict[str, Any] = {"policy": policy, "error": ""}
     try:
         graph = DatasetGraph(dataset, "shard")
-        if os.environ.get(DIVIDED) and _is_generated(graph):
+        divided_by = os.environ.get(DIVIDED)
+        if divided_by and _is_generated(graph):
             raise _Unsuitable(
-                "ray.train.get_dataset_shard has given this rank its part already. A "
-                "part of that would leave out rows: train on it as it is, in batches "
-                "of this rank"
+                f"{divided_by} has given this rank its part already. A part of that "
+                "would leave out rows: train on it as it is, in batches of this rank"
             )
         cut, proposal["files"], proposal["why"] = _choose(graph, policy, size)
     except (_Unsuitable, ValueError) as error:

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import cloudpickle
 
@@ -88,6 +88,17 @@ def dump_call(
     """
     # Lets the other process import modules from the same places.
     pickle.dump(sys.path, file)
+    dump_function(file, function, args, kwargs)
+    file.flush()
+
+
+def dump_function(
+    file: IO[bytes],
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """As `dump_call`, for a process that has its own `sys.path` written before it."""
     made = function, tuple(args), dict(kwargs)
     try:
         cloudpickle.dump(made, file)
@@ -95,7 +106,6 @@ def dump_call(
         raise TypeError(
             f"run: the function, what it uses or an argument cannot be pickled: {error}"
         ) from error
-    file.flush()
 
 
 def serve(call: str, *outcomes: str) -> int:
@@ -103,10 +113,14 @@ def serve(call: str, *outcomes: str) -> int:
 
     `outcomes` has the path for each rank's outcome.
     """
+    # The function may change the environment.
+    return serve_one(call, outcomes[environment.world().rank])
+
+
+def serve_one(call: str, own: str) -> int:
+    """As `serve`, with the path for this rank's outcome alone."""
     # The function must not parse these as its own options.
     sys.argv[1:] = []
-    # The function may change the environment.
-    own = outcomes[environment.world().rank]
     try:
         with open(call, "rb") as file:
             made = _make(file)

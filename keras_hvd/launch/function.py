@@ -338,28 +338,30 @@ def _results(
     exchange: Exchange | None = None,
 ) -> list[Any]:
     """The results of the ranks; raises unless all have returned."""
-    raise_first_error(outcomes, exchange.hosts if exchange is not None else {})
-    missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+    left = {rank: each for rank, each in enumerate(outcomes) if each is not None}
+    raise_first_error(left, exchange.hosts if exchange is not None else {})
+    missing = [rank for rank in range(len(outcomes)) if rank not in left]
     if missing:
         who = _named(missing) if exchange is None else _who_ended(missing, exchange)
         how = f"khvdrun {_ended(code)}; its last lines say why"
         if exchange is not None and exchange.is_late:
             how = "the other ranks had not ended 5 s later, and were ended"
         raise RankFailedError(f"{who} ended before the function had returned; {how}")
-    return [outcome.value for outcome in outcomes if outcome is not None]
+    return [outcome.value for outcome in left.values()]
 
 
 def raise_first_error(
-    outcomes: Sequence[call.Outcome | None], hosts: Mapping[int, str]
+    outcomes: Mapping[int, call.Outcome], hosts: Mapping[int, str]
 ) -> None:
     """Raises the error of the rank that failed first, if there is one.
 
-    `hosts` has the names of ranks' hosts, where they are several.
+    `outcomes` has those of ranks that have left one; `hosts` has the names of ranks'
+    hosts, where they are several.
     """
     failed = [
         (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)
-        for rank, each in enumerate(outcomes)
-        if each is not None and each.error is not None
+        for rank, each in outcomes.items()
+        if each.error is not None
     ]
     if failed:
         _, _, first, outcome = min(failed)

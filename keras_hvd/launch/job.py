@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from keras_hvd.backends.current import allocator
 from keras_hvd.job import cores, process_limit
@@ -196,7 +196,7 @@ class Job:
         }
         for here in range(options.ranks):
             number = self._node_ranks.first_rank + here
-            environment = environment_of(here, self._node_ranks, options, of_all)
+            environment = self._environment(here, of_all)
             started = rank.start(
                 number, options, environment, bound[here], self._stdout, self._stderr
             )
@@ -205,6 +205,10 @@ class Job:
             own = bound[here]
             where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
+
+    def _environment(self, here: int, given: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the rank that is started as this host's `here`th."""
+        return environment_of(here, self._node_ranks, self._options, given)
 
     def _serve_status(self) -> None:
         recorded = self._recorded

@@ -22,8 +22,8 @@ from keras_hvd.exceptions import KerasHvdError, RankFailedError
 from keras_hvd.job import basics
 from keras_hvd.launch import function
 from keras_hvd.launch.call import Outcome, outcome_of
+from keras_hvd.launch.places import Node
 from keras_hvd.ray import places
-from keras_hvd.ray.places import Node
 from keras_hvd.ray.trainer import Config, seat
 
 _ELASTIC = (
@@ -374,7 +374,6 @@ class RayExecutor:
             asked = [one.ask.remote(_leave) for one in self.workers]
             ray.get(asked, timeout=self.settings.timeout_s)
             self._seat()
-        ranks = range(len(references))
         if died:
             # A rank that was left knows how the other one ended.
             left = next(
@@ -386,7 +385,7 @@ class RayExecutor:
                 "and the others have been ended: call start() again. "
                 + (left.description if left else text)
             )
-        function.raise_first_error([outcomes.get(rank) for rank in ranks], {})
+        function.raise_first_error(outcomes, {})
         raise AssertionError("no rank has failed")
 
     def _started(self) -> list[Any]:

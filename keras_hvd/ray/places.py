@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
 
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.launch.node_ranks import of_horovod
-from keras_hvd.version import __version__
+from keras_hvd.launch import places as launch_places
+from keras_hvd.launch.places import Node
 from keras_hvd.world.rendezvous import network_interfaces
 from keras_hvd.world.rendezvous.listener import listen_early
 
@@ -25,15 +24,6 @@ _SECRET_BYTES = 32
 
 # (rank, function, arguments): a reference to the result in that rank's process.
 Ask = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Node:
-    """What a worker tells of its node."""
-
-    key: str
-    address: str
-    version: str  # of keras_hvd; "" without it
 
 
 def look() -> Callable[[], tuple[str, str, str]]:
@@ -66,7 +56,9 @@ def seat(
     named. Raises KerasHvdError if a node has no keras_hvd, or another version, or if a
     worker does not answer in time.
     """
-    _require_one_version(nodes)
+    launch_places.require_one_version(
+        nodes, "install it there, or give ray.init a runtime_env with its wheel"
+    )
     listening = _get([ask(0, _listen, nodes[0].address, interfaces)], timeout)
     common = {
         **variables,
@@ -74,16 +66,10 @@ def seat(
         "KERAS_HVD_SECRET": secrets.token_hex(_SECRET_BYTES),
     }
     keys = [node.key for node in nodes]
-    told = []
-    for rank, key in enumerate(keys):
-        place = {
-            "RANK": rank,
-            "SIZE": len(nodes),
-            "LOCAL_RANK": keys[:rank].count(key),
-            "LOCAL_SIZE": keys.count(key),
-        }
-        own = {f"KERAS_HVD_{name}": str(value) for name, value in place.items()}
-        told.append(ask(rank, _sit, {**common, **own, **of_horovod(place)}))
+    told = [
+        ask(rank, _sit, {**common, **launch_places.variables(keys, rank)})
+        for rank in range(len(nodes))
+    ]
     _get(told, timeout)
 
 
@@ -95,20 +81,6 @@ def _get(references: Sequence[Any], timeout: float) -> list[Any]:
             f"not all of Ray's workers have taken their places within {timeout:g} s: "
             "`ray status` shows what they wait for"
         ) from None
-
-
-def _require_one_version(nodes: Sequence[Node]) -> None:
-    others = {
-        node.address: f"has keras_hvd {node.version}" if node.version else "has none"
-        for node in nodes
-        if node.version != __version__
-    }
-    if others:
-        said = ", ".join(f"{address} {what}" for address, what in others.items())
-        raise KerasHvdError(
-            f"all nodes need keras_hvd {__version__}, as here, and {said}: install it "
-            "there, or give ray.init a runtime_env with its wheel"
-        )
 
 
 def _listen(host: str, interfaces: Sequence[str]) -> str:

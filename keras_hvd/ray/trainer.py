@@ -15,8 +15,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from keras_hvd.data.shard import DIVIDED
 from keras_hvd.job import basics
+from keras_hvd.launch.places import Node
 from keras_hvd.ray import places
-from keras_hvd.ray.places import Node
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Config(BackendConfig):
         if self.network_interfaces:
             found["KERAS_HVD_NETWORK_INTERFACES"] = self.network_interfaces
         if self.divides_data:
-            found[DIVIDED] = "1"
+            found[DIVIDED] = "ray.train.get_dataset_shard"
         return found
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.launch.places import Node
 from keras_hvd.ray import places
-from keras_hvd.ray.places import Node
 from keras_hvd.version import __version__
 
 EPOCHS, ROWS = 4, 48

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 ON_HOSTS = pathlib.Path(__file__).resolve().parents[1] / "on_hosts.py"
 # With the README.
-TRIED_ELSEWHERE = {"digits.py", "ray_train.py"}
+TRIED_ELSEWHERE = {"digits.py", "ray_train.py", "spark_train.py"}
 
 
 @pytest.fixture

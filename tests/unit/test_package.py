@@ -89,10 +89,17 @@ def test_importing_it_imports_nothing_heavy():
     [
         *(("tfx", name, "docs/tfx.md has what") for name in keras_hvd.tfx.__all__),
         *(("ray", name, r"pip install .*\[ray\]") for name in keras_hvd.ray.__all__),
+        *(
+            ("spark", name, r"pip install .*\[spark\]")
+            for name in keras_hvd.spark.__all__
+            # It needs pyarrow alone, which is here.
+            if name != "rows"
+        ),
     ],
 )
 def test_without_its_library_a_name_says_what_to_install(package, name, advice):
-    if importlib.util.find_spec(package) is not None:
+    library = {"spark": "pyspark"}.get(package, package)
+    if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{package} is here")
     with pytest.raises(ImportError, match=f"keras_hvd.{package}.{name}: .*{advice}"):
         getattr(getattr(keras_hvd, package), name)

@@ -30,6 +30,7 @@ SUBMODULES = (
     "exceptions",
     "keras_tuner",
     "ray",
+    "spark",
     "tfx",
 )
 START, OF_A_FILE = "index.html", "source/examples/mnist.py.html"
@@ -88,7 +89,7 @@ def public_names() -> dict[str, object]:
         ]
         for name in getattr(module, "__all__", own):
             # They need what is not installed here.
-            value = None if each in ("ray", "tfx") else getattr(module, name)
+            value = None if each in ("ray", "spark", "tfx") else getattr(module, name)
             if value is None or not any(value is other for other in found.values()):
                 found[f"{each}.{name}"] = value
     return found

@@ -223,6 +223,12 @@ def listen_early(host: str) -> Address:
     return address
 
 
+def adopt_early(descriptor: int) -> None:
+    """Takes a socket of `listen_early` from another process, by its descriptor."""
+    listening = socket.socket(fileno=os.dup(descriptor))
+    _early[Address(*listening.getsockname()[:2])] = listening
+
+
 def take_early(address: Address) -> list[socket.socket]:
     """The socket of `listen_early` at this address, if it was not taken before."""
     found = _early.pop(address, None)

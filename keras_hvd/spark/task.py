@@ -1,0 +1,238 @@
+"""A task of Spark, which runs a rank in a child process and returns its outcome.
+
+The tasks of a job tell each other their hosts, before and after. Nothing is left when
+one of them dies: what the rank gets and returns is in files without a name.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pyarrow
+
+from keras_hvd.data.shard import DIVIDED
+from keras_hvd.exceptions import RankFailedError
+from keras_hvd.launch import call, places
+from keras_hvd.launch.call import Outcome
+from keras_hvd.launch.options import Options
+from keras_hvd.spark import rank
+from keras_hvd.version import __version__
+from keras_hvd.world.rendezvous import network_interfaces
+from keras_hvd.world.rendezvous.listener import listen_early, take_early
+
+if TYPE_CHECKING:
+    # Clients of Spark Connect have no part of Spark but that.
+    from pyspark import BarrierTaskContext
+
+SCHEMA = "rank long, host string, kind string, clock double, chunk binary"
+NODES, OUTCOME = "nodes", "outcome"
+
+# Time for the other ranks to end after one has failed. Spark itself asks each second.
+_PATIENCE_SECONDS = 10
+_CHUNK_BYTES = 1 << 26
+
+_FAILED = re.compile(
+    r"keras_hvd outcome of rank (\d+) on (\S+) at ([\d.e+-]+): ([\w+/=]*)"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank has ended, for the driver."""
+
+    rank: int
+    host: str
+    clock: float  # what is to be added to its clock, for one that all hosts share
+    outcome: bytes
+
+
+def run(
+    context: BarrierTaskContext,
+    host: str,
+    batches: Iterable[pyarrow.RecordBatch],
+    given: Mapping[str, Any],
+) -> Iterator[tuple[str, float, bytes]]:
+    """Runs the rank of this task; yields a kind, a clock and a chunk of SCHEMA."""
+    number = context.partitionId()
+    with contextlib.ExitStack() as files:
+        data = files.enter_context(_temporary(number))
+        count = _write(batches, data)
+        address, listening = "", None
+        if number == 0:
+            early = listen_early(_address(host, given["interfaces"]))
+            (held,) = take_early(early)
+            address, listening = str(early), files.enter_context(held)
+        gpus = context.resources().get("gpu")
+        own = {
+            "host": host,
+            "version": __version__,
+            "rendezvous": address,
+            "rows": count,
+            "gpus": [] if gpus is None else gpus.addresses,
+        }
+        nodes = [json.loads(each) for each in context.allGather(json.dumps(own))]
+        has_rows = not given["has_data"] or all(node["rows"] for node in nodes)
+        if {node["version"] for node in nodes} != {__version__} or not has_rows:
+            yield NODES, 0.0, json.dumps(nodes).encode()
+            return
+        place = {**_place(context, nodes), **given["variables"]}
+        if given["has_data"]:
+            place |= {rank.ROWS: call.path_of(data), DIVIDED: "keras_hvd.spark.run"}
+        code, outcome = _run_child(context, place, given, listening)
+        clock = time.time() - time.monotonic()
+        _wait_for_others(context, code, Ended(number, host, clock, outcome))
+        for start in range(0, len(outcome), _CHUNK_BYTES):
+            yield OUTCOME, clock, outcome[start : start + _CHUNK_BYTES]
+
+
+def of_failed(text: str) -> Ended | None:
+    """The end of a rank that others did not follow, from Spark's error."""
+    found = _FAILED.search(text)
+    if found is None:
+        return None
+    return Ended(int(found[1]), found[2], float(found[3]), base64.b64decode(found[4]))
+
+
+def _temporary(number: int) -> BinaryIO:
+    """A file without a name, in one of the folders that Spark has for such files."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")
+    folder = folders[number % len(folders)]
+    os.makedirs(folder, exist_ok=True)
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def _write(batches: Iterable[pyarrow.RecordBatch], file: BinaryIO) -> int:
+    """Writes batches as an Arrow stream; returns the number of their rows."""
+    count, writer = 0, None
+    for batch in batches:
+        writer = writer or pyarrow.ipc.new_stream(file, batch.schema)
+        writer.write_batch(batch)
+        count += batch.num_rows
+    if writer is not None:
+        writer.close()
+    file.flush()
+    return count
+
+
+def _address(host: str, interfaces: Sequence[str]) -> str:
+    """The address of this host at which the other ranks reach it."""
+    if interfaces:
+        return network_interfaces.reachable(interfaces)[0]
+    address = socket.gethostbyname(host)
+    # Debian gives a host's own name such an address.
+    is_local = address.startswith("127.")
+    return network_interfaces.reachable([])[0] if is_local else address
+
+
+def _place(
+    context: BarrierTaskContext, nodes: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    number = context.partitionId()
+    keys = [node["host"] for node in nodes]
+    found = {
+        **places.variables(keys, number),
+        "KERAS_HVD_RENDEZVOUS": nodes[0]["rendezvous"],
+        # Spark sets OMP_NUM_THREADS alone.
+        "TF_NUM_INTRAOP_THREADS": str(context.cpus()),
+    }
+    here = [node["gpus"] for node in nodes if node["host"] == keys[number]]
+    if all(here):
+        # NCCL needs to see the GPUs of the other ranks, and `init` takes that of its
+        # local rank.
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[0] for gpus in here)
+    return found
+
+
+def _run_child(
+    context: BarrierTaskContext,
+    place: Mapping[str, str],
+    given: Mapping[str, Any],
+    listening: socket.socket | None,
+) -> tuple[int, bytes]:
+    """Runs the rank to its end; returns the exit code and the pickled outcome."""
+    with contextlib.ExitStack() as files:
+        made, outcome, told = (
+            files.enter_context(call.memory_file(name))
+            for name in ("call", "outcome", "rank")
+        )
+        pickle.dump(sys.path, made)
+        made.write(given["call"])
+        made.flush()
+        command = rank.command_of(
+            *("serve", call.path_of(made), call.path_of(outcome)),
+            python=given["executable"] or sys.executable,
+        )
+        options = Options(
+            ranks=1,
+            command=tuple(command),
+            executable=command[0],
+            timestamps=given["timestamps"],
+            verbose=given["verbose"],
+        )
+        pickle.dump((options, place), told)
+        told.flush()
+        child = subprocess.Popen(
+            rank.command_of("launch", str(os.getpid()), call.path_of(told)),
+            stdin=subprocess.DEVNULL if listening is None else listening.fileno(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if listening is not None:
+            # Else others would connect to it after the rank has ended.
+            listening.close()
+        report = _relay(child)
+        code = child.wait()
+        pickled = outcome.read()
+    return code, pickled or _of_dead(context.partitionId(), code, report)
+
+
+def _relay(child: subprocess.Popen) -> str:
+    """Shows a child's output in the executor's log; returns khvdrun's report."""
+    report = []
+    assert child.stdout is not None
+    with child.stdout:
+        for line in child.stdout:
+            os.write(2, line)
+            if line.startswith(b"khvdrun: "):
+                report.append(line.decode(errors="replace"))
+    return "".join(report).rstrip()
+
+
+def _of_dead(number: int, code: int, report: str) -> bytes:
+    """The outcome of a rank that has left none."""
+    text = f"rank {number} ended before the function had returned: {report or code}"
+    error = pickle.dumps(RankFailedError(text))
+    outcome = Outcome(None, error, text, report, time.monotonic())
+    return pickle.dumps(outcome)
+
+
+def _wait_for_others(context: BarrierTaskContext, code: int, own: Ended) -> None:
+    """Waits for the ends of the other ranks: not for long, if this one has failed.
+
+    Then the task fails, and Spark ends the others.
+    """
+    if code == 0:
+        context.barrier()
+        return
+    waiting = threading.Thread(target=context.barrier, daemon=True)
+    waiting.start()
+    waiting.join(_PATIENCE_SECONDS)
+    if waiting.is_alive():
+        text = base64.b64encode(own.outcome).decode()
+        raise RuntimeError(
+            f"keras_hvd outcome of rank {own.rank} on {own.host} at {own.clock}: {text}"
+        )
