@@ -69,9 +69,11 @@ class Rows:
         self._starts = np.cumsum([0, *map(len, self._parts)])
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """The values of the rows of these numbers."""
+        """The values of the rows of these numbers; floats as Keras takes them."""
         first = self._parts[0]
-        taken = np.empty((len(numbers), *first.shape[1:]), first.dtype)
+        is_float = np.issubdtype(first.dtype, np.floating)
+        kind = keras.config.floatx() if is_float else first.dtype
+        taken = np.empty((len(numbers), *first.shape[1:]), kind)
         places = np.searchsorted(self._starts, numbers, side="right") - 1
         for place in np.unique(places):
             here = places == place
