@@ -52,7 +52,7 @@ class KerasEstimator(Arguments, Estimator[KerasModel]):
         validation_steps_per_epoch: by default, each rank validates with all its rows.
         shuffle: whether each rank takes its rows in another order in each epoch.
         transformation_fn: a function that takes each row, a dictionary, and returns it
-            changed.
+            changed. It is not called for predictions.
         random_seed: the seed of all random numbers; without it, runs differ.
         callbacks: Keras' callbacks, beside `BroadcastGlobalVariables` and
             `MetricAverage`.
@@ -126,7 +126,9 @@ class KerasEstimator(Arguments, Estimator[KerasModel]):
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
         given = SimpleNamespace(**self.values())
-        ignored = [name for name in self.without_effect if vars(given).pop(name)]
+        ignored = [
+            each for each in self.without_effect if vars(given).pop(each) is not None
+        ]
         _check(given)
         others = [given.sample_weight_col, given.validation]
         names = [*given.feature_cols, *given.label_cols, *others]

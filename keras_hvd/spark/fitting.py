@@ -47,6 +47,8 @@ def load_model(saved: bytes, objects: Mapping[str, Any], **options: Any) -> kera
 
 def check_compiling(model: keras.Model, given: SimpleNamespace) -> None:
     """Raises ValueError unless there are a loss and one optimizer."""
+    if given.loss is None and (given.metrics or given.loss_weights):
+        raise ValueError("KerasEstimator: metrics and loss_weights go with a loss")
     if not model.compiled and None in (given.loss, given.optimizer):
         raise ValueError(
             "KerasEstimator: give a loss and an optimizer, or a compiled model; got "
@@ -125,7 +127,7 @@ def _fit(
         callbacks=callbacks,
         verbose=given.verbose,
     )
-    return {name: [*map(float, each)] for name, each in history.history.items()}
+    return {name: np.array(each).tolist() for name, each in history.history.items()}
 
 
 class _Batches:

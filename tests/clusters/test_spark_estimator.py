@@ -234,6 +234,23 @@ def test_columns_take_the_shapes_of_inputs_and_outputs(spark, one_rank):
     assert row["sum__output"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_labels_take_a_given_shape(spark, one_rank):
+    def squares(wanted: Any, found: Any) -> Any:
+        assert wanted.shape[1:] == (2, 2)
+        return keras.ops.mean((wanted - found[:, None]) ** 2, axis=(1, 2))
+
+    frame = spark.createDataFrame(
+        [([1.0, 2.0], [0.0, 1.0, 2.0, 3.0])], "x array<float>, y array<float>"
+    )
+    make_estimator(
+        model=keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]),
+        loss=squares,
+        feature_cols=["x"],
+        label_cols=["y"],
+        label_shapes=[(-1, 2, 2)],
+    ).fit(frame)
+
+
 def test_columns_of_numbers_are_put_side_by_side(df, float64, one_rank):
     split = df.select("label", *(df["features"][n].alias(f"x{n}") for n in range(3)))
     trained = make_estimator(
@@ -353,6 +370,7 @@ WRONG = {
     "has 1 outputs, got label_cols": {"label_cols": ["label", "weight"]},
     "give a loss and an optimizer": {"loss": None},
     "compiled with .* another": {"model": COMPILED},
+    "go with a loss": {"loss": None, "metrics": ["mae"]},
     "1 or more, got 0, 32": {"num_proc": 0},
     "a share below 1; got 2": {"validation": 2},
     "save whole models": {
