@@ -190,7 +190,7 @@ def _to_arrow(values: np.ndarray) -> pyarrow.Array:
     flat, size = values.reshape(-1), values[0].size
     if size == 1:
         return pyarrow.array(flat.astype("float64"))
-    starts = np.arange(0, flat.size + 1, size, "int32")
+    starts = np.arange(0, flat.size + 1, size).astype("int32")
     return pyarrow.ListArray.from_arrays(starts, flat.astype("float32"))
 
 

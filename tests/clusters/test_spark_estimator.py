@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from keras_hvd.spark import estimator, fitting
 from keras_hvd.spark.columns import Rows
 from keras_hvd.spark.estimator import KerasEstimator
-from keras_hvd.spark.model import KerasModel
+from keras_hvd.spark.model import KerasModel, _predicting
 
 ROWS = 48
 X = np.random.default_rng(0).random((ROWS, 3))
@@ -149,12 +149,13 @@ def test_a_pipeline_trains_a_model_of_a_function(df, float64, one_rank):
     assert stage.getEpochs() == 1
 
 
-def test_a_compiled_model_goes_on_with_its_optimizer(df, float64, one_rank):
+@pytest.mark.parametrize("loss", [None, "mse"])
+def test_a_compiled_model_goes_on_with_its_optimizer(df, float64, one_rank, loss):
     model = make_model()
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(X, Y[:, None], batch_size=ROWS, verbose=0)
     trained = make_estimator(
-        model=model, optimizer=None, loss=None, batch_size=ROWS, epochs=2
+        model=model, optimizer=None, loss=loss, batch_size=ROWS, epochs=2
     ).fit(df)
     require_equal(trained.getModel().get_weights(), plain_weights())
     assert trained.getModel().optimizer.iterations == 3
@@ -300,6 +301,8 @@ def test_a_frame_without_rows_is_transformed(df):
         model=make_model(), feature_columns=["features"], label_columns=["label"]
     )
     assert predicting.transform(df.where("number < 0")).collect() == []
+    empty = pyarrow.RecordBatch.from_pydict({"features": []})
+    assert [*_predicting(b"", ["features"], [], 1)([empty])] == []
 
 
 def test_a_worker_loads_the_model_once(spark, df, tmp_path):
