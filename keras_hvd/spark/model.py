@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -122,44 +123,38 @@ class KerasModel(Arguments, Model):
         return cls(model=model, custom_objects=custom_objects, **arguments)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        model, features = (
-            self.getOrDefault("model"),
-            self.getOrDefault("feature_columns"),
-        )
-        inputs = columns.select(dataset.schema, features, "KerasModel")
-        outputs = self._outputs(dataset.columns)
+        given = SimpleNamespace(**self.values())
+        if given.model is None or not given.feature_columns:
+            raise ValueError("KerasModel: give it a model and feature_columns")
+        inputs = columns.select(dataset.schema, given.feature_columns, "KerasModel")
+        outputs = _outputs(given, dataset.columns)
+        saved, objects = fitting.dump_model(given.model), given.custom_objects or {}
         # As bytes, since a worker keeps the model by them.
-        made = cloudpickle.dumps(
-            (
-                keras.config.floatx(),
-                fitting.dump_model(model),
-                self.getOrDefault("custom_objects") or {},
-            )
-        )
+        made = cloudpickle.dumps((keras.config.floatx(), saved, objects))
         named = [each.alias(f"_{place}") for place, each in enumerate(inputs)]
         return dataset.select("*", *named).mapInArrow(
-            _predicting(made, features, outputs, self.getOrDefault("batch_size")),
+            _predicting(made, given.feature_columns, outputs, given.batch_size),
             StructType([*dataset.schema.fields, *outputs]),
         )
 
-    def _outputs(self, there: Sequence[str]) -> list[StructField]:
-        """The columns that are added to those there."""
-        arguments = self.values()
-        sizes, names = arguments["output_sizes"], arguments["output_cols"]
-        if sizes is None:
-            sizes = [math.prod(each.shape[1:]) for each in arguments["model"].outputs]
-        if names is None:
-            names = [f"{label}__output" for label in arguments["label_columns"]]
-        if len(names) != len(sizes) or {*names} & {*there}:
-            raise ValueError(
-                f"KerasModel: the model has {len(sizes)} outputs, which setOutputCols "
-                f"names, as none of the columns {', '.join(there)} is; got {names}"
-            )
-        number, array = DoubleType(), ArrayType(FloatType(), False)
-        return [
-            StructField(name, number if size == 1 else array, False)
-            for name, size in zip(names, sizes)
-        ]
+
+def _outputs(given: SimpleNamespace, there: Sequence[str]) -> list[StructField]:
+    """The columns that are added to those there."""
+    sizes, names = given.output_sizes, given.output_cols
+    if sizes is None:
+        sizes = [math.prod(each.shape[1:]) for each in given.model.outputs]
+    if names is None:
+        names = [f"{label}__output" for label in given.label_columns]
+    if len(names) != len(sizes) or {*names} & {*there}:
+        raise ValueError(
+            f"KerasModel: the model has {len(sizes)} outputs, which setOutputCols "
+            f"names, as none of the columns {', '.join(there)} is; got {names}"
+        )
+    number, array = DoubleType(), ArrayType(FloatType(), False)
+    return [
+        StructField(name, number if size == 1 else array, False)
+        for name, size in zip(names, sizes)
+    ]
 
 
 def _predicting(

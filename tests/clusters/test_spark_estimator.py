@@ -219,17 +219,17 @@ def test_columns_take_the_shapes_of_inputs_and_outputs(spark, one_rank):
     joined = keras.layers.Concatenate()([flat, number])
     outputs = [keras.layers.Dense(1)(joined), keras.layers.Reshape((2, 2))(flat)]
     frame = spark.createDataFrame(
-        [([float(n)] * 4, n, n, [[0.0, 1.0], [2.0, 3.0]]) for n in range(6)],
-        "image array<float>, number int, sum long, masks array<array<double>>",
+        [([[float(n)] * 2] * 2, n, n, [0.0, 1.0, 2.0, 3.0]) for n in range(6)],
+        "image array<array<float>>, number int, sum long, mask array<double>",
     )
     trained = make_estimator(
         model=keras.Model([image, number], outputs),
         loss=["mse", "mse"],
         feature_cols=["image", "number"],
-        label_cols=["sum", "masks"],
+        label_cols=["sum", "mask"],
     ).fit(frame)
     row = trained.transform(frame).where("number = 3").first()
-    assert row["masks__output"] == [3.0] * 4
+    assert row["mask__output"] == [3.0] * 4
     x = np.full((1, 2, 2, 1), 3.0), np.array([[3.0]])
     expected = trained.getModel().predict(x, verbose=0)[0].item()
     assert row["sum__output"] == pytest.approx(expected, rel=1e-6)
@@ -419,6 +419,8 @@ def test_a_frame_that_cannot_be_transformed_is_refused(df):
     predicting = KerasModel(
         model=make_model(), feature_columns=["features"], label_columns=["label"]
     )
+    with pytest.raises(ValueError, match="a model and feature_columns"):
+        KerasModel(model=make_model()).transform(df)
     with pytest.raises(ValueError, match="has no column 'features'"):
         predicting.transform(df.drop("features"))
     with pytest.raises(ValueError, match="none of the columns .*label__output"):
