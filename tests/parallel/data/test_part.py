@@ -120,7 +120,7 @@ def test_a_process_set(rank, size):
     if size < 3:
         pytest.skip("takes 3 ranks")
     pair = keras_hvd.add_process_set([0, 2])
-    if rank != 1:
+    if rank in (0, 2):
         assert part(NUMBERS, process_set=pair)[0] == rank // 2
     keras_hvd.remove_process_set(pair)
 
