@@ -126,7 +126,7 @@ class _Collecting:
         try:
             self._watch(thread, limit)
         except BaseException:
-            self._session.interruptTag(self._tag)
+            self._cancel()
             thread.join(_END_SECONDS)
             raise
         finally:
@@ -138,13 +138,20 @@ class _Collecting:
 
     def _collect(self) -> None:
         try:
-            self._session.addTag(self._tag)
-            if not self._is_remote:
-                # The group is what its tasks are found by.
-                self._session.sparkContext.setJobGroup(self._tag, "keras_hvd")
+            if self._is_remote:
+                self._session.addTag(self._tag)
+            else:
+                self._session.sparkContext.setJobGroup(self._tag, "keras_hvd.spark")
             self._rows = self._frame.collect()
         except Exception as error:
             self._error = error
+
+    def _cancel(self) -> None:
+        if self._is_remote:
+            self._session.interruptTag(self._tag)
+        else:
+            # There interruptTag finds no job of a thread.
+            self._session.sparkContext.cancelJobGroup(self._tag)
 
     def _watch(self, thread: threading.Thread, limit: float) -> None:
         since = time.monotonic()

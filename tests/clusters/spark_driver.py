@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -124,7 +125,7 @@ def frame(spark: SparkSession, rows: int):
 
     x = np.random.default_rng(0).random((rows, 3)).tolist()
     whole = spark.createDataFrame(x, "a double, b double, c double")
-    return whole.limit(5).union(whole.subtract(whole.limit(5)))
+    return whole.where("a < 0.1").coalesce(1).union(whole.where("a >= 0.1"))
 
 
 def trains_on_rows(spark: SparkSession, ranks: str, rows: str):
@@ -200,7 +201,7 @@ def busy(spark: SparkSession):
         yield from batches
 
     def other():
-        spark.addTag("other")
+        spark.sparkContext.setJobGroup("other", "")
         held.set()
         with contextlib.suppress(Exception):
             spark.range(0, 1, 1, 1).mapInArrow(hold, "id long").collect()
@@ -211,7 +212,7 @@ def busy(spark: SparkSession):
     while not tracker.getActiveStageIds():
         held.wait()
     found = said(keras_hvd.spark.run, len, num_proc=2, start_timeout=3)
-    spark.interruptTag("other")
+    spark.sparkContext.cancelJobGroup("other")
     free.wait(30)
     return found
 
@@ -219,6 +220,62 @@ def busy(spark: SparkSession):
 def without_a_session(spark: SparkSession):
     spark.stop()
     return said(keras_hvd.spark.run, len, num_proc=1)
+
+
+def runs_the_page(spark: SparkSession, folder: str):
+    """The Python blocks of docs/spark.md, with the names that they take for granted."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    page = Path(__file__).parents[2] / "docs" / "spark.md"
+    run, of_rows, estimator = re.findall(
+        r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S
+    )
+    data = frame(spark, 48).selectExpr("a", "b", "c", "a + b + c AS y")
+    x = np.random.default_rng(0).random((48, 3))
+    names = globals()
+    names |= {"keras": keras, "np": np, "tf": tf, "build": build}
+    names |= {"callbacks": callbacks, "x": x, "y": x.sum(axis=1), "df": data}
+    exec(run, names)
+    exec(of_rows, names)
+    names["model"] = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    os.chdir(folder)
+    exec(estimator, names)
+    loaded = keras_hvd.spark.KerasModel.load("model")
+    return {
+        "weights": len(names["weights"]),
+        "counts": names["counts"],
+        "losses": names["trained"].getHistory()["loss"],
+        "rows": names["predicted"].columns,
+        "predicted": column(names["predicted"]),
+        "loaded": column(loaded.transform(data)),
+        "model": names["trained"]
+        .getModel()
+        .predict(np.array(data.select("a", "b", "c").collect()), verbose=0)
+        .ravel()
+        .tolist(),
+    }
+
+
+def column(predicted) -> list[float]:
+    return [row.y__output for row in predicted.select("y__output").collect()]
+
+
+def build():
+    import keras
+
+    import keras_hvd
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    return model
+
+
+def callbacks():
+    import keras_hvd
+
+    return [keras_hvd.callbacks.BroadcastGlobalVariables(0)]
 
 
 def counted(spark: SparkSession):

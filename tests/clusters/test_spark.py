@@ -173,6 +173,19 @@ def test_without_a_number_there_are_as_many_ranks_as_cores(session):
         assert [kind, said] == [4, 4]
 
 
+def test_the_page_and_a_model_that_is_saved_and_loaded(session, tmp_path):
+    found = session.run("runs_the_page", str(tmp_path))
+    assert (found["weights"], sum(found["counts"])) == (2, ROWS)
+    assert found["losses"][-1] < found["losses"][0]
+    assert found["rows"] == ["y", "y__output"]
+    np.testing.assert_allclose(found["predicted"], found["model"], rtol=1e-6)
+    assert found["loaded"] == found["predicted"]
+    assert {each.name for each in (tmp_path / "model").iterdir()} == {
+        "model.keras",
+        "arguments.json",
+    }
+
+
 def test_slots_of_other_jobs_are_awaited_for_a_limited_time(spark):
     with spark.session("classic", CLUSTER="local[2]") as session:
         kind, said, _, seconds = session.run("busy")
@@ -199,7 +212,7 @@ def test_without_a_session_it_says_what_to_do(spark):
 def test_nothing_is_left_of_a_killed_driver(spark, tmp_path, eventually):
     with spark.session("classic") as session:
         session.start("failing", "goes on", str(tmp_path))
-        eventually(lambda: len([*tmp_path.glob("rank-?")]) == 2)
+        eventually(lambda: len([*tmp_path.glob("rank-?")]) == 2, 200)
         kill(session.process.pid)
         require_end(ranks_in(tmp_path), eventually)
 
