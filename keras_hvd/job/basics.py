@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras_hvd import exceptions
@@ -21,6 +22,14 @@ _epoch = Epoch(0, "")
 _uses_mpi = False
 
 
+_before_leaving: list[Callable[[], object]] = []
+
+
+def before_leaving(act: Callable[[], object]) -> None:
+    """Calls `act` in every later `shutdown`, while this process is still in the job."""
+    _before_leaving.append(act)
+
+
 def shutdown() -> None:
     """Leaves the job; pending collectives of this rank fail.
 
@@ -34,6 +43,9 @@ def shutdown() -> None:
     >>> keras_hvd.is_initialized()
     False
     """
+    if is_initialized():
+        for act in _before_leaving:
+            act()
     check(native.engine().khvd_shutdown())
 
 

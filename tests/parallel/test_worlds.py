@@ -8,6 +8,8 @@ way round.
 import copy
 import os
 import pickle
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd import Average, Sum
+from keras_hvd.backends.tensorflow.gradients import equal_start
 
 pytestmark = pytest.mark.usefixtures("several_ranks", "back_in_whole_job")
 
@@ -407,6 +410,31 @@ def test_a_loop_of_ones_own_says_so_too(loss_scaling, rank, size):
     assert float(step_of_tape.python_function()) == pytest.approx(expected)
     join([rank])
     assert float(step_of_tape()) == rank + 1
+
+
+def test_a_job_of_one_step_compares_weights_before_it_ends(rank, size, monkeypatch):
+    """The comparison of a rank may begin when another one leaves."""
+    join(None)
+    has_stepped = threading.Event()
+
+    def late(*args, **kwargs):
+        if rank == size - 1:
+            has_stepped.wait(30)
+        return keras_hvd.allreduce(*args, **kwargs)
+
+    monkeypatch.setattr(equal_start, "allreduce", late)
+    variable = keras.Variable(2.0 + rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with tf.GradientTape() as tape:
+            loss = variable.value * 1.0
+        keras_hvd.DistributedGradientTape(tape).gradient(loss, variable.value)
+        if rank == size - 1:
+            threading.Timer(0.2, has_stepped.set).start()
+        join([rank])
+    texts = [str(each.message) for each in caught]
+    is_told = any("begun to train with different weights" in each for each in texts)
+    assert is_told == (rank == 0 and size > 1)
 
 
 def test_a_session_says_so_too(rank):

@@ -80,7 +80,7 @@ def compare(
             return
         _compared.add(key)
         _comparisons.append(_Comparison(digest(shared), process_set))
-    _tell_at_exit()
+    _tell_at_the_end()
 
 
 def warn_of_difference() -> None:
@@ -133,13 +133,19 @@ class _Comparison:
 
 
 @functools.cache
-def _tell_at_exit() -> None:
+def _tell_at_the_end() -> None:
+    basics.before_leaving(_tell)
     atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
-    if hasattr(sys, "last_value"):
-        return
+    if not hasattr(sys, "last_value"):
+        _tell()
+
+
+def _tell() -> None:
+    """Waits for the comparisons: without this rank those of the others would fail."""
     for each in _comparisons:
         each.result.join(_PATIENCE_SECONDS)
     warn_of_difference()
+    _comparisons.clear()
