@@ -58,7 +58,9 @@ def ours() -> list[keras.callbacks.Callback]:
 
 
 @pytest.fixture
-def of_rank(points, part_of_batches) -> tuple[np.ndarray, np.ndarray]:
+def of_rank(points, part_of_batches, size) -> tuple[np.ndarray, np.ndarray]:
+    if len(points[0]) % (4 * size):
+        pytest.skip(f"{size} ranks do not share the rows in whole batches")
     return tuple(part_of_batches(rows, 4) for rows in points)
 
 
