@@ -7,6 +7,7 @@ others have it waits without a limit.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import threading
@@ -51,18 +52,19 @@ def await_slots(
     where no executors can come.
     """
     # A program without executors has these threads, and never more.
-    local = re.match(r"local\[(\d+)", session.conf.get("spark.master", ""))
+    is_local = re.match(r"local(\[|$)", session.conf.get("spark.master", ""))
     end = time.monotonic() + limit
-    has_told = False
+    found, has_told = 0, False
     while True:
-        found = int(local[1]) if local else _slots(session, wanted, limit)
+        count, is_exact = _slots(session, wanted, limit)
+        found = max(found, count)
         if found >= wanted:
             return
         lacks = (
             f"{wanted} ranks need {wanted} slots of Spark at once, and there are "
             f"{found}. A slot is spark.task.cpus cores of an executor"
         )
-        if local:
+        if is_local and is_exact:
             raise KerasHvdError(f"run: {lacks}")
         if time.monotonic() > end:
             raise KerasHvdError(
@@ -79,8 +81,8 @@ def is_remote(session: SparkSession) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
-def _slots(session: SparkSession, most: int, limit: float) -> int:
-    """The number of tasks that Spark can run at once, also if others do so now.
+def _slots(session: SparkSession, most: int, limit: float) -> tuple[int, bool]:
+    """The number of tasks that Spark can run at once, and whether it is exact.
 
     Spark Connect does not say it: `most` tasks are run, and those counted that are
     there at once.
@@ -88,7 +90,9 @@ def _slots(session: SparkSession, most: int, limit: float) -> int:
     if not is_remote(session):
         context = session.sparkContext._jsc.sc()
         profile = context.resourceProfileManager().defaultResourceProfile()
-        return context.maxNumConcurrentTasks(profile)
+        return context.maxNumConcurrentTasks(profile), True
+    if threads := re.match(r"local\[(\d+)", session.conf.get("spark.master", "")):
+        return int(threads[1]) // int(session.conf.get("spark.task.cpus", "1")), True
     held = _HELD_SECONDS
 
     def hold(batches: Iterator) -> Iterator:
@@ -102,7 +106,8 @@ def _slots(session: SparkSession, most: int, limit: float) -> int:
 
     frame = session.range(0, most, 1, most).mapInArrow(hold, "start double, end double")
     rows = collect(session, frame, limit)
-    return max(sum(one.start <= row.start < one.end for one in rows) for row in rows)
+    at_once = (sum(each.start <= row.start < each.end for each in rows) for row in rows)
+    return max(at_once), False
 
 
 class _Collecting:
@@ -113,21 +118,23 @@ class _Collecting:
         self._frame = frame
         self._is_remote = is_remote(session)
         self._tag = f"keras_hvd-{secrets.token_hex(8)}"
-        self._running = 0
+        self._thread = InheritableThread(target=self._collect, session=session)
+        self._thread.daemon = True
+        # Under Spark Connect: tasks of a stage are there, and none runs.
+        self._is_pending = False
         self._rows: Sequence[Any] = ()
         self._error: Exception | None = None
 
     def rows(self, limit: float) -> list[Any]:
-        thread = InheritableThread(target=self._collect, session=self._session)
-        thread.daemon = True
         if self._is_remote:
             self._session.registerProgressHandler(self._on_progress)
-        thread.start()
+        self._thread.start()
         try:
-            self._watch(thread, limit)
+            self._watch(limit)
         except BaseException:
-            self._cancel()
-            thread.join(_END_SECONDS)
+            # The user's own interrupt counts more than an error here.
+            with contextlib.suppress(Exception):
+                self._cancel()
             raise
         finally:
             if self._is_remote:
@@ -147,19 +154,24 @@ class _Collecting:
             self._error = error
 
     def _cancel(self) -> None:
-        if self._is_remote:
-            self._session.interruptTag(self._tag)
-        else:
-            # There interruptTag finds no job of a thread.
-            self._session.sparkContext.cancelJobGroup(self._tag)
+        """Ends the job; again and again, since it may not have begun so far."""
+        end = time.monotonic() + _END_SECONDS
+        while self._thread.is_alive() and time.monotonic() < end:
+            if self._is_remote:
+                self._session.interruptTag(self._tag)
+            else:
+                # There interruptTag finds no job of a thread.
+                context = self._session.sparkContext._jsc.sc()
+                context.cancelJobGroupAndFutureJobs(self._tag)
+            self._thread.join(_POLL_SECONDS)
 
-    def _watch(self, thread: threading.Thread, limit: float) -> None:
+    def _watch(self, limit: float) -> None:
         since = time.monotonic()
-        while thread.is_alive():
-            thread.join(_POLL_SECONDS)
-            if self._count():
+        while self._thread.is_alive():
+            self._thread.join(_POLL_SECONDS)
+            if not self._waits_for_slots():
                 since = time.monotonic()
-            if time.monotonic() - since > limit and thread.is_alive():
+            if time.monotonic() - since > limit and self._thread.is_alive():
                 raise KerasHvdError(
                     f"run: Spark has started no task for {limit:g} s (start_timeout): "
                     "other jobs use its slots"
@@ -168,14 +180,17 @@ class _Collecting:
     def _on_progress(
         self, stages: Any, inflight_tasks: int, operation_id: Any, done: bool
     ) -> None:
-        self._running = inflight_tasks
+        # Others of the session are told of in their own threads.
+        if threading.current_thread() is self._thread:
+            begun = any(not each.done for each in stages or ())
+            self._is_pending = begun and not inflight_tasks
 
-    def _count(self) -> int:
-        """The number of tasks that run."""
+    def _waits_for_slots(self) -> bool:
+        """Whether Spark has tasks to run, and runs none of them."""
         if self._is_remote:
-            return self._running
+            return self._is_pending
         tracker = self._session.sparkContext.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._tag))
-        stages = [number for job in jobs if job is not None for number in job.stageIds]
-        infos = map(tracker.getStageInfo, stages)
-        return sum(info.numActiveTasks for info in infos if info is not None)
+        own = {number for job in jobs if job is not None for number in job.stageIds}
+        active = [*map(tracker.getStageInfo, own & {*tracker.getActiveStageIds()})]
+        return bool(active) and not any(one and one.numActiveTasks for one in active)

@@ -149,7 +149,7 @@ class KerasEstimator(Arguments, Estimator[KerasModel]):
             args=(keras.config.floatx(), cloudpickle.dumps(given)),
             num_proc=given.num_proc,
             env={**(given.backend_env or {}), **hidden},
-            verbose=given.verbose,
+            verbose=int(given.verbose != 0),
             df=dataset.select(*selected),
         )
         saved, history, sizes = results[0]

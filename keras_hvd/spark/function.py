@@ -125,7 +125,9 @@ def run(
         **({"KERAS_HVD_NETWORK_INTERFACES": ",".join(nics)} if nics else {}),
         **(env or {}),
     }
+    token = secrets.token_hex(_SECRET_BYTES)
     given = {
+        "token": token,
         "call": made.getvalue(),
         "variables": variables,
         "interfaces": list(nics or ()),
@@ -136,11 +138,11 @@ def run(
     }
     start = session.range(0, ranks, 1, ranks) if df is None else df.repartition(ranks)
     frame = start.mapInArrow(_task(given), task.SCHEMA, barrier=True)
-    await_slots(session, ranks, limit, _tell if verbose else lambda text: None)
     try:
-        return _results(collect(session, frame, limit))
+        await_slots(session, ranks, limit, _tell if verbose else lambda text: None)
+        return _results(collect(session, frame, limit), ranks)
     except JobError as failed:
-        _explain(failed.error)
+        _explain(failed.error, token)
         raise failed.error from None
 
 
@@ -210,7 +212,7 @@ def _task(given: Mapping[str, Any]) -> Callable[[Iterator], Iterator]:
     return of_spark
 
 
-def _results(rows: Sequence[Any]) -> list[Any]:
+def _results(rows: Sequence[Any], ranks: int) -> list[Any]:
     """The results of the ranks, from the rows of their tasks; or the first error."""
     for row in rows:
         if row.kind == task.NODES:
@@ -218,6 +220,9 @@ def _results(rows: Sequence[Any]) -> list[Any]:
     chunks: dict[int, list[Any]] = {}
     for row in rows:
         chunks.setdefault(row.rank, []).append(row)
+    if len(chunks) < ranks:
+        # Spark knows without a task that df is empty.
+        raise ValueError(f"run: df has no rows for {ranks} ranks")
     return _values(
         [
             Ended(rank, own[0].host, own[0].clock, b"".join(row.chunk for row in own))
@@ -256,10 +261,10 @@ def _values(ends: Sequence[Ended]) -> list[Any]:
     return [outcome.value for outcome in outcomes.values()]
 
 
-def _explain(error: Exception) -> None:
+def _explain(error: Exception, token: str) -> None:
     """Raises what a failure of Spark's job means, if it was that of a rank."""
     text = str(error)
-    ended = task.of_failed(text)
+    ended = task.of_failed(text, token)
     if ended is not None:
         _values([ended])
     if "barrier" in text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -15,6 +16,7 @@ import cloudpickle
 import keras
 import numpy as np
 import pyarrow
+import tensorflow as tf
 from pyspark import keyword_only
 from pyspark.ml.base import Model
 from pyspark.sql import DataFrame
@@ -131,7 +133,10 @@ class KerasModel(Arguments, Model):
         saved, objects = fitting.dump_model(given.model), given.custom_objects or {}
         # As bytes, since a worker keeps the model by them.
         made = cloudpickle.dumps((keras.config.floatx(), saved, objects))
-        named = [each.alias(f"_{place}") for place, each in enumerate(inputs)]
+        named = [
+            each.alias(f"keras_hvd_feature_{place}")
+            for place, each in enumerate(inputs)
+        ]
         return dataset.select("*", *named).mapInArrow(
             _predicting(made, given.feature_columns, outputs, given.batch_size),
             StructType([*dataset.schema.fields, *outputs]),
@@ -192,9 +197,12 @@ def _to_arrow(values: np.ndarray) -> pyarrow.Array:
 @functools.lru_cache(maxsize=1)
 def _load(made: bytes) -> keras.Model:
     """The model, in a worker of Spark, which has one CPU for its task."""
-    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-    # All workers of a host would take the GPUs' memory.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    # Not by variables: later ranks are children of such workers. TensorFlow may have
+    # begun already, for a function of the user's.
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        # All workers of a host would take the GPUs' memory.
+        tf.config.set_visible_devices([], "GPU")
     floatx, saved, objects = cloudpickle.loads(made)
     keras.config.set_floatx(floatx)
     return fitting.load_model(saved, objects, compile=False)

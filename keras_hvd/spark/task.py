@@ -26,13 +26,14 @@ import pyarrow
 
 from keras_hvd.data.shard import DIVIDED
 from keras_hvd.exceptions import RankFailedError
-from keras_hvd.launch import call, places
+from keras_hvd.launch import call, places, report
 from keras_hvd.launch.call import Outcome
 from keras_hvd.launch.options import Options
 from keras_hvd.spark import rank
 from keras_hvd.version import __version__
 from keras_hvd.world.rendezvous import network_interfaces
 from keras_hvd.world.rendezvous.listener import listen_early, take_early
+from keras_hvd.world.rendezvous.rank_table import identity
 
 if TYPE_CHECKING:
     # Clients of Spark Connect have no part of Spark but that.
@@ -45,10 +46,6 @@ NODES, OUTCOME = "nodes", "outcome"
 _PATIENCE_SECONDS = 10
 _CHUNK_BYTES = 1 << 26
 
-_FAILED = re.compile(
-    r"keras_hvd outcome of rank (\d+) on (\S+) at ([\d.e+-]+): ([\w+/=]*)"
-)
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -58,6 +55,10 @@ class Ended:
     host: str
     clock: float  # what is to be added to its clock, for one that all hosts share
     outcome: bytes
+
+    def __str__(self) -> str:
+        text = base64.b64encode(self.outcome).decode()
+        return f"rank {self.rank} on {self.host} at {self.clock}: {text}"
 
 
 def run(
@@ -79,6 +80,7 @@ def run(
         gpus = context.resources().get("gpu")
         own = {
             "host": host,
+            "key": identity(None)["host_key"],
             "version": __version__,
             "rendezvous": address,
             "rows": count,
@@ -92,19 +94,28 @@ def run(
         place = {**_place(context, nodes), **given["variables"]}
         if given["has_data"]:
             place |= {rank.ROWS: call.path_of(data), DIVIDED: "keras_hvd.spark.run"}
-        code, outcome = _run_child(context, place, given, listening)
+        failed, pickled = _run_child(context, place, given, listening)
         clock = time.time() - time.monotonic()
-        _wait_for_others(context, code, Ended(number, host, clock, outcome))
-        for start in range(0, len(outcome), _CHUNK_BYTES):
-            yield OUTCOME, clock, outcome[start : start + _CHUNK_BYTES]
+        if failed is None:
+            context.barrier()
+        else:
+            pickled = pickle.dumps(failed)
+            ended = Ended(number, host, clock, pickled)
+            _wait_for_others(context, failed, f"{given['token']} {ended}")
+        for start in range(0, len(pickled), _CHUNK_BYTES):
+            yield OUTCOME, clock, pickled[start : start + _CHUNK_BYTES]
 
 
-def of_failed(text: str) -> Ended | None:
-    """The end of a rank that others did not follow, from Spark's error."""
-    found = _FAILED.search(text)
+def of_failed(text: str, token: str) -> Ended | None:
+    """The end of a rank that others did not follow, from Spark's error.
+
+    Errors quote data, which does not know the job's token.
+    """
+    found = re.search(rf"{token} rank (\d+) on (\S+) at (\S+): ([\w+/=]*)", text)
     if found is None:
         return None
-    return Ended(int(found[1]), found[2], float(found[3]), base64.b64decode(found[4]))
+    pickled = base64.b64decode(found[4])
+    return Ended(int(found[1]), found[2], float(found[3]), pickled)
 
 
 def _temporary(number: int) -> BinaryIO:
@@ -130,26 +141,28 @@ def _write(batches: Iterable[pyarrow.RecordBatch], file: BinaryIO) -> int:
 
 def _address(host: str, interfaces: Sequence[str]) -> str:
     """The address of this host at which the other ranks reach it."""
-    if interfaces:
-        return network_interfaces.reachable(interfaces)[0]
-    address = socket.gethostbyname(host)
-    # Debian gives a host's own name such an address.
-    is_local = address.startswith("127.")
-    return network_interfaces.reachable([])[0] if is_local else address
+    own = network_interfaces.reachable(interfaces)
+    # As the driver sees it: behind an address translation it is not this host's, and
+    # Debian gives a host's own name an address that no other host reaches.
+    with contextlib.suppress(OSError):
+        seen = socket.gethostbyname(host.strip("[]"))
+        if seen in own:
+            return seen
+    return own[0]
 
 
 def _place(
     context: BarrierTaskContext, nodes: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
     number = context.partitionId()
-    keys = [node["host"] for node in nodes]
+    keys = [node["key"] for node in nodes]
     found = {
         **places.variables(keys, number),
         "KERAS_HVD_RENDEZVOUS": nodes[0]["rendezvous"],
         # Spark sets OMP_NUM_THREADS alone.
         "TF_NUM_INTRAOP_THREADS": str(context.cpus()),
     }
-    here = [node["gpus"] for node in nodes if node["host"] == keys[number]]
+    here = [node["gpus"] for node in nodes if node["key"] == keys[number]]
     if all(here):
         # NCCL needs to see the GPUs of the other ranks, and `init` takes that of its
         # local rank.
@@ -162,8 +175,8 @@ def _run_child(
     place: Mapping[str, str],
     given: Mapping[str, Any],
     listening: socket.socket | None,
-) -> tuple[int, bytes]:
-    """Runs the rank to its end; returns the exit code and the pickled outcome."""
+) -> tuple[Outcome | None, bytes]:
+    """Runs the rank to its end; returns its failure, if any, and what it has left."""
     with contextlib.ExitStack() as files:
         made, outcome, told = (
             files.enter_context(call.memory_file(name))
@@ -194,45 +207,51 @@ def _run_child(
         if listening is not None:
             # Else others would connect to it after the rank has ended.
             listening.close()
-        report = _relay(child)
+        said = _relay(child)
         code = child.wait()
         pickled = outcome.read()
-    return code, pickled or _of_dead(context.partitionId(), code, report)
+    if code == 0 and pickled:
+        return None, pickled
+    return _failure(context, code, pickled, said), pickled
+
+
+def _failure(
+    context: BarrierTaskContext, code: int, pickled: bytes, said: str
+) -> Outcome | None:
+    """The failure of a rank that has ended with this exit code."""
+    # It may have been killed while it wrote.
+    with contextlib.suppress(Exception):
+        outcome = pickle.loads(pickled)
+        # One that has returned may still crash at its very end.
+        return None if outcome.error is None else outcome
+    number = context.partitionId()
+    how = said or f"exit code {code}"
+    text = f"rank {number} ended before the function had returned: {how}"
+    error = pickle.dumps(RankFailedError(text))
+    return Outcome(None, error, text, said, time.monotonic())
 
 
 def _relay(child: subprocess.Popen) -> str:
     """Shows a child's output in the executor's log; returns khvdrun's report."""
-    report = []
+    said = []
     assert child.stdout is not None
     with child.stdout:
         for line in child.stdout:
             os.write(2, line)
             if line.startswith(b"khvdrun: "):
-                report.append(line.decode(errors="replace"))
-    return "".join(report).rstrip()
+                said.append(line.decode(errors="replace"))
+    return "".join(said).rstrip()
 
 
-def _of_dead(number: int, code: int, report: str) -> bytes:
-    """The outcome of a rank that has left none."""
-    text = f"rank {number} ended before the function had returned: {report or code}"
-    error = pickle.dumps(RankFailedError(text))
-    outcome = Outcome(None, error, text, report, time.monotonic())
-    return pickle.dumps(outcome)
+def _wait_for_others(context: BarrierTaskContext, failed: Outcome, told: str) -> None:
+    """Waits a while for the ends of the other ranks, after this one has failed.
 
-
-def _wait_for_others(context: BarrierTaskContext, code: int, own: Ended) -> None:
-    """Waits for the ends of the other ranks: not for long, if this one has failed.
-
-    Then the task fails, and Spark ends the others.
+    Then the task fails with what is to be told, and Spark ends the others.
     """
-    if code == 0:
-        context.barrier()
-        return
     waiting = threading.Thread(target=context.barrier, daemon=True)
     waiting.start()
-    waiting.join(_PATIENCE_SECONDS)
+    # The rank that it blames is to tell its own error.
+    is_first = not report.blames_a_peer(failed.traceback.splitlines())
+    waiting.join(_PATIENCE_SECONDS if is_first else 2 * _PATIENCE_SECONDS)
     if waiting.is_alive():
-        text = base64.b64encode(own.outcome).decode()
-        raise RuntimeError(
-            f"keras_hvd outcome of rank {own.rank} on {own.host} at {own.clock}: {text}"
-        )
+        raise RuntimeError(told)

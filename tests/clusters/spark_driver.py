@@ -164,15 +164,19 @@ def divides_twice(spark: SparkSession):
 def refused(spark: SparkSession, what: str):
     run = keras_hvd.spark.run
     if what == "too many ranks":
-        return said(run, len, args=("",), num_proc=9, start_timeout=4)
+        return said(run, len, args=("",), num_proc=9, start_timeout=15)
     if what == "an empty part":
         return said(run, len, args=("",), num_proc=2, df=spark.range(1))
+    if what == "no rows":
+        return said(run, len, args=("",), num_proc=2, df=spark.range(0))
     if what == "no function":
         return said(run, "train.py", num_proc=2)
     if what == "cannot be pickled":
         return said(run, len, args=(threading.Lock(),), num_proc=2)
     if what == "a result that cannot be pickled":
         return said(run, threading.Lock, num_proc=2)
+    if what == "exits":
+        return said(run, os._exit, args=(0,), num_proc=1)
     if what == "no ranks":
         return said(run, len, num_proc=0)
     if what == "output":
@@ -185,7 +189,7 @@ def refused(spark: SparkSession, what: str):
             return said(run, len, args=("",), num_proc=2)
     if what == "elastic":
         return said(keras_hvd.spark.run_elastic, len)
-    if what == "no rows":
+    if what == "outside of a rank":
         return said(keras_hvd.spark.rows)
     return said(run, len, num_proc=2)
 
