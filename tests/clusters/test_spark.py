@@ -19,10 +19,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_train.py"
 @pytest.fixture(scope="module")
 def plain() -> list[np.ndarray]:
     """The weights that plain Keras gets, with all rows in one process."""
-    floats = keras.config.floatx()
-    keras.config.set_floatx("float64")
     x = np.random.default_rng(0).random((ROWS, 3))
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    layers = keras.Input((3,), dtype="float64"), keras.layers.Dense(1, dtype="float64")
+    model = keras.Sequential(layers)
     model.compile(keras.optimizers.Adam(0.1), "mse")
     model.set_weights([np.full((3, 1), 0.25), np.zeros(1)])
     model.fit(
@@ -32,7 +31,6 @@ def plain() -> list[np.ndarray]:
         shuffle=False,
         verbose=0,
     )
-    keras.config.set_floatx(floats)
     return model.get_weights()
 
 
@@ -154,7 +152,7 @@ def require_end(ranks: list[list[int]], eventually) -> None:
         ("output", "ValueError", "the output is in the executors' stderr"),
         ("another version", "KerasHvdError", "all nodes need keras_hvd 9.9.9, as here"),
         ("elastic", "NotImplementedError", "Spark starts all ranks of a job at once"),
-        ("no rows", "ValueError", "df has no rows for 2 ranks"),
+        ("no rows", "ValueError", "rows for 2 ranks"),
         ("outside of a rank", "KerasHvdError", "only ranks of keras_hvd.spark.run"),
     ],
 )
