@@ -1,4 +1,4 @@
-"""keras_hvd.spark on a cluster of a master's host, and two with two slots each."""
+"""keras_hvd.spark on a cluster of a master's host, and two that have the ranks."""
 
 import json
 import re
@@ -189,6 +189,14 @@ def test_the_page_and_a_model_that_is_saved_and_loaded(session, tmp_path):
     }
 
 
+# The last one of the session.
+def test_nothing_is_left_of_a_killed_driver(session, tmp_path, eventually):
+    session.start("failing", "goes on", str(tmp_path))
+    eventually(lambda: len([*tmp_path.glob("rank-?")]) == 2)
+    kill(session.process.pid)
+    require_end(ranks_in(tmp_path), eventually)
+
+
 def test_what_data_say_is_no_outcome():
     ended = Ended(1, "node", -0.5, b"pickled")
     told = task.of_failed(f"Error: the value 'mine {ended}'", "mine")
@@ -217,14 +225,6 @@ def test_without_a_session_it_says_what_to_do(spark):
         kind, said, *_ = session.run("without_a_session")
     assert kind == "KerasHvdError"
     assert "SparkSession.builder.getOrCreate()" in said
-
-
-def test_nothing_is_left_of_a_killed_driver(spark, tmp_path, eventually):
-    with spark.session("classic") as session:
-        session.start("failing", "goes on", str(tmp_path))
-        eventually(lambda: len([*tmp_path.glob("rank-?")]) == 2, 200)
-        kill(session.process.pid)
-        require_end(ranks_in(tmp_path), eventually)
 
 
 def test_the_example(spark):
