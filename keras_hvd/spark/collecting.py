@@ -120,6 +120,8 @@ class _Collecting:
         self._tag = f"keras_hvd-{secrets.token_hex(8)}"
         self._thread = InheritableThread(target=self._collect, session=session)
         self._thread.daemon = True
+        # A thread whose `join` is interrupted is no longer said to be alive.
+        self._has_ended = threading.Event()
         # Under Spark Connect: tasks of a stage are there, and none runs.
         self._is_pending = False
         self._rows: Sequence[Any] = ()
@@ -152,26 +154,27 @@ class _Collecting:
             self._rows = self._frame.collect()
         except Exception as error:
             self._error = error
+        finally:
+            self._has_ended.set()
 
     def _cancel(self) -> None:
         """Ends the job; again and again, since it may not have begun so far."""
         end = time.monotonic() + _END_SECONDS
-        while self._thread.is_alive() and time.monotonic() < end:
+        while not self._has_ended.is_set() and time.monotonic() < end:
             if self._is_remote:
                 self._session.interruptTag(self._tag)
             else:
                 # There interruptTag finds no job of a thread.
                 context = self._session.sparkContext._jsc.sc()
                 context.cancelJobGroupAndFutureJobs(self._tag)
-            self._thread.join(_POLL_SECONDS)
+            self._has_ended.wait(_POLL_SECONDS)
 
     def _watch(self, limit: float) -> None:
         since = time.monotonic()
-        while self._thread.is_alive():
-            self._thread.join(_POLL_SECONDS)
+        while not self._has_ended.wait(_POLL_SECONDS):
             if not self._waits_for_slots():
                 since = time.monotonic()
-            if time.monotonic() - since > limit and self._thread.is_alive():
+            if time.monotonic() - since > limit:
                 raise KerasHvdError(
                     f"run: Spark has started no task for {limit:g} s (start_timeout): "
                     "other jobs use its slots"
