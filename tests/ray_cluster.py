@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ class RayCluster(Cluster):
 
     def __init__(self, hosts: list[network.Host]):
         super().__init__(hosts, DRIVER)
+        self._token = secrets.token_hex(32)
         self.nodes: dict[int, subprocess.Popen] = {}
         for host in hosts:
             # Nodes of one machine would share it.
@@ -64,6 +66,7 @@ class RayCluster(Cluster):
         return {
             **super().environment(),
             "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self._token,
             "RAY_DEDUP_LOGS": "0",
         }
 
