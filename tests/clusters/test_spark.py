@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
@@ -16,12 +17,21 @@ EPOCHS, ROWS = 4, 48
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_train.py"
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[np.ndarray]:
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    floats, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx(floats)
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture
+def plain(in_float64) -> list[np.ndarray]:
     """The weights that plain Keras gets, with all rows in one process."""
     x = np.random.default_rng(0).random((ROWS, 3))
-    layers = keras.Input((3,), dtype="float64"), keras.layers.Dense(1, dtype="float64")
-    model = keras.Sequential(layers)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse")
     model.set_weights([np.full((3, 1), 0.25), np.zeros(1)])
     model.fit(
