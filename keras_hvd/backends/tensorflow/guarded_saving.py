@@ -274,16 +274,14 @@ def _share_backups(callback: Any) -> None:
             return save(self)
         os.makedirs(self.backup_dir, exist_ok=True)
         try:
-            with staged(path) as own:
+            # Another rank's training may have ended, and so has the backup: its files
+            # go one by one.
+            with contextlib.suppress(FileNotFoundError), staged(path) as own:
                 # With double_checkpoint, it is copied first.
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copyfile(path, own)
                 self._training_metadata_path = own
                 save(self)
-        except FileNotFoundError:
-            # Another rank's training has ended, and so has the backup.
-            if os.path.exists(self.backup_dir):
-                raise
         finally:
             self._training_metadata_path = path
 
