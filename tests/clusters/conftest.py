@@ -44,7 +44,7 @@ def session(request, spark) -> Iterator[Session]:
 def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until a condition holds."""
 
-    def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait(condition: Callable[[], bool], seconds: float = 200) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline
