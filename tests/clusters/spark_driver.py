@@ -309,6 +309,8 @@ def plain(spark: SparkSession, expression: str):
 
 
 if __name__ == "__main__":
+    # A shell's background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     spark = session(sys.argv[1])
     for line in sys.stdin:
         scenario, *arguments = json.loads(line)
