@@ -154,9 +154,6 @@ class SparkCluster(Cluster):
             **self._settings(),
             "spark.connect.grpc.binding.address": self.hosts[0].address,
             "spark.connect.grpc.binding.port": str(CONNECT_PORT),
-            # How long a query goes on without its client.
-            "spark.connect.execute.manager.detachedTimeout": "5s",
-            "spark.connect.execute.manager.maintenanceInterval": "2s",
             "spark.log.level": "INFO",
         }
         name = "org.apache.spark.sql.connect.service.SparkConnectServer"
