@@ -263,6 +263,13 @@ def _save_whole(
     return result.numpy().decode().replace(own, os.fspath(path))
 
 
+def _has_all(folder: str, names: set[str]) -> bool:
+    """Whether a folder, which others may delete meanwhile, has all of these files."""
+    with contextlib.suppress(FileNotFoundError):
+        return names <= {*os.listdir(folder)}
+    return False
+
+
 def _share_backups(callback: Any) -> None:
     """Lets several ranks keep a backup of Keras in one folder."""
     save, end = callback._save_model, callback.on_train_end
@@ -273,15 +280,19 @@ def _share_backups(callback: Any) -> None:
         if not _may_be_shared(path) or file_utils.is_remote_path(path):
             return save(self)
         os.makedirs(self.backup_dir, exist_ok=True)
+        there: set[str] = set()
         try:
-            # Another rank's training may have ended, and so has the backup: its files
-            # go one by one.
-            with contextlib.suppress(FileNotFoundError), staged(path) as own:
+            there |= {*os.listdir(self.backup_dir)}
+            with staged(path) as own:
                 # With double_checkpoint, it is copied first.
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copyfile(path, own)
                 self._training_metadata_path = own
                 save(self)
+        except FileNotFoundError:
+            # Another rank's training has ended, and its backup goes file by file.
+            if _has_all(self.backup_dir, there):
+                raise
         finally:
             self._training_metadata_path = path
 
