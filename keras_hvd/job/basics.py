@@ -43,10 +43,12 @@ def shutdown() -> None:
     >>> keras_hvd.is_initialized()
     False
     """
-    if is_initialized():
-        for act in _before_leaving:
+    try:
+        for act in _before_leaving if is_initialized() else ():
             act()
-    check(native.engine().khvd_shutdown())
+    finally:
+        # Also where warnings are errors.
+        check(native.engine().khvd_shutdown())
 
 
 def is_initialized() -> bool:
