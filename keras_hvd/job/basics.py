@@ -22,12 +22,18 @@ _epoch = Epoch(0, "")
 _uses_mpi = False
 
 
-_before_leaving: list[Callable[[], object]] = []
+_before_ends: list[Callable[[int | None], object]] = []
 
 
-def before_leaving(act: Callable[[], object]) -> None:
-    """Calls `act` in every later `shutdown`, while this process is still in the job."""
-    _before_leaving.append(act)
+def before_an_end(act: Callable[[int | None], object]) -> None:
+    """Calls `act` before a process set ends, with its number, or the job, with None."""
+    _before_ends.append(act)
+
+
+def prepare_end(process_set: int | None = None) -> None:
+    """Lets what works beside the training end with the process set, or with the job."""
+    for act in _before_ends:
+        act(process_set)
 
 
 def shutdown() -> None:
@@ -44,8 +50,8 @@ def shutdown() -> None:
     False
     """
     try:
-        for act in _before_leaving if is_initialized() else ():
-            act()
+        if is_initialized():
+            prepare_end()
     finally:
         # Also where warnings are errors.
         check(native.engine().khvd_shutdown())

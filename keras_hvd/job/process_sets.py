@@ -218,6 +218,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number:
         return False
+    basics.prepare_end(number)
     basics.check(native.engine().khvd_remove_process_set(number))
     said_once.fall_silent(number)
     process_set._number = None

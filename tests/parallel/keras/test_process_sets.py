@@ -1,5 +1,6 @@
 """Optimizers, tapes, layers and metrics of some ranks only: two sets train at once."""
 
+import threading
 import warnings
 
 import keras
@@ -127,6 +128,33 @@ def test_rank_outside_compares_no_weights(sets, rank, monkeypatch):
     assert len(comparisons) == (rank in sets[0].ranks)
     for each in comparisons:
         each.result.join()
+
+
+def test_a_set_compares_weights_before_it_is_removed(rank, size, monkeypatch):
+    """A rank's comparison may begin when another removes the set."""
+    if size < 3:
+        pytest.skip("needs a set of some of the ranks")
+    others_remove = threading.Event()
+
+    def late(*args, **kwargs):
+        if rank == size - 1:
+            others_remove.wait(30)
+        return keras_hvd.allreduce(*args, **kwargs)
+
+    monkeypatch.setattr(equal_start, "allreduce", late)
+    last_two = keras_hvd.add_process_set(range(size - 2, size))
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=last_two
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.apply([tf.constant([1.0])], [keras.Variable([float(rank)])])
+        if rank == size - 1:
+            threading.Timer(0.2, others_remove.set).start()
+        assert keras_hvd.remove_process_set(last_two)
+    texts = [str(each.message) for each in caught]
+    is_told = any("begun to train with different weights" in each for each in texts)
+    assert is_told == (rank == size - 2)
 
 
 def test_rank_outside_trains_alone(run, sets, rank):

@@ -109,6 +109,7 @@ class _Comparison:
         self.differs = False
         self._own = own
         self._process_set = process_set
+        self.number = process_set.process_set_id
         self._is_first = process_set.rank() == 0
         self.result = threading.Thread(target=self._compare, daemon=True)
         self.result.start()
@@ -134,7 +135,7 @@ class _Comparison:
 
 @functools.cache
 def _tell_at_the_end() -> None:
-    basics.before_leaving(_tell)
+    basics.before_an_end(_tell)
     atexit.register(_at_exit)
 
 
@@ -143,9 +144,15 @@ def _at_exit() -> None:
         _tell()
 
 
-def _tell() -> None:
-    """Waits for the comparisons: without this rank those of the others would fail."""
-    for each in _comparisons:
+def _tell(process_set: int | None = None) -> None:
+    """Waits for comparisons, in all process sets or in one that is about to end.
+
+    Without this rank those of the others would fail, and an end of the set with them.
+    """
+    ending = [each for each in _comparisons if process_set in (None, each.number)]
+    for each in ending:
         each.result.join(_PATIENCE_SECONDS)
     warn_of_difference()
-    _comparisons.clear()
+    for each in ending:
+        if each in _comparisons:
+            _comparisons.remove(each)
