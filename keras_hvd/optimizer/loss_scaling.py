@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,29 @@ from keras_hvd.backends.current import framework
 from keras_hvd.backends.gradient_reduction import GradientReduction
 from keras_hvd.backends.labels import name_in_program
 from keras_hvd.backends.reduce_op import Min
+from keras_hvd.backends.variables import identity
 from keras_hvd.job.process_sets import number_of
+
+# The loss scaling around an inner optimizer.
+_around: weakref.WeakKeyDictionary[Any, weakref.ref] = weakref.WeakKeyDictionary()
+
+
+def counts(optimizer: Any) -> list[Any]:
+    """The scalars that an update changes, whatever the gradients are.
+
+    Those of loss scaling around the optimizer are among them, once it has begun.
+
+    >>> optimizer = keras.optimizers.SGD()
+    >>> optimizer.build([keras.Variable([1.0])])
+    >>> [each.path for each in counts(optimizer)]
+    ['sgd/iteration']
+    """
+    around = _around[optimizer]() if optimizer in _around else None
+    variables = [*optimizer.variables, *(around.variables if around else ())]
+    found = {identity(each): each for each in variables if each.shape == ()}
+    for each in filter(None, (optimizer, around)):
+        found.pop(identity(each._learning_rate), None)
+    return list(found.values())
 
 
 @functools.cache
@@ -31,6 +54,7 @@ def agree_on_finite_gradients(
     def check_finite(self, grads):
         finite = plain(self, grads)
         inner = self.inner_optimizer
+        _around[inner] = weakref.ref(self)
         reduction = reduction_of(inner)
         if reduction is None:
             return finite

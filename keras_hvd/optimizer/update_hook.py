@@ -18,6 +18,7 @@ from keras_hvd.backends.reduce_op import Max
 from keras_hvd.backends.variables import identity
 from keras_hvd.job.process_sets import number_of
 from keras_hvd.optimizer.gradient_accumulation import only_accumulated
+from keras_hvd.optimizer.loss_scaling import counts
 
 
 class UpdateHook:
@@ -56,6 +57,7 @@ class UpdateHook:
             "apply": self.apply,
             "_backend_apply_gradients": self.note_variables,
             "_clip_gradients": self.clip_gradients,
+            "_backend_reset_gradient_accumulators": self.reset_accumulators,
         }
 
     def methods_before(self, plain: type) -> dict[str, Callable[..., Any]]:
@@ -133,10 +135,12 @@ class UpdateHook:
 
     def note_variables(self, plain, optimizer, grads, trainable_variables):
         update = self.update_of(optimizer)
-        if update is not None:
-            update.variables = list(trainable_variables)
-            update.is_noted = True
-        return plain(optimizer, grads, trainable_variables)
+        if update is None:
+            return plain(optimizer, grads, trainable_variables)
+        update.variables = list(trainable_variables)
+        update.is_noted = True
+        with update.step:
+            return plain(optimizer, grads, trainable_variables)
 
     def clip_gradients(self, plain, optimizer, grads):
         grads = list(grads)
@@ -151,10 +155,18 @@ class UpdateHook:
                     "to cannot be known",
                 )
             grads = self.reduce(optimizer, update, grads, update.variables)
+            grads = update.step.wait_for_all(grads, counts(optimizer))
         factor = self.factor(optimizer)
         if factor != 1:
             grads = [grad * factor for grad in grads]
         return plain(optimizer, grads)
+
+    def reset_accumulators(self, plain, optimizer):
+        plain(optimizer)
+        update = self.update_of(optimizer)
+        if update is not None:
+            accumulators = optimizer._accumulated_gradients
+            update.step.delay(each for each in accumulators if each is not None)
 
     def reduce(
         self,
@@ -190,6 +202,7 @@ class _Update:
         self.waiting = collections.Counter(map(identity, self.variables))
         # Whether Keras has named the variables of gradients that are still to come.
         self.is_noted = False
+        self.step = framework.WholeStep()
 
     def waits_for(self, variable: Any) -> bool:
         return self.is_noted or self.waiting[identity(variable)] > 0

@@ -274,6 +274,12 @@ ffi::Future Done(TokenBuffer token, ffi::RemainingArgs, ffi::RemainingRets,
   return Calls::Get().Done(token.typed_data()[slot]);
 }
 
+ffi::Error WholeStep(ffi::RemainingArgs tensors, ffi::RemainingRets results) {
+  ffi::Result<ffi::AnyBuffer> zero = *results.get<ffi::AnyBuffer>(tensors.size());
+  *static_cast<int32_t*>(zero->untyped_data()) = 0;
+  return ffi::Error::Success();
+}
+
 XLA_FFI_DEFINE_HANDLER(kStart, Start,
                        ffi::Ffi::Bind()
                            .Arg<TokenBuffer>()
@@ -286,8 +292,12 @@ XLA_FFI_DEFINE_HANDLER(
     ffi::Ffi::Bind().Arg<TokenBuffer>().RemainingArgs().RemainingRets().Attr<int32_t>(
         "slot"));
 
+XLA_FFI_DEFINE_HANDLER(kWholeStep, WholeStep,
+                       ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kStartTarget, "Host", kStart);
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kDoneTarget, "Host", kDone);
+XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kWholeStepTarget, "Host", kWholeStep);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -1,4 +1,4 @@
-// The two custom calls that a collective becomes in a program compiled by XLA.
+// The custom calls of programs compiled by XLA. A collective becomes two.
 //
 // *Start* hands the request to the engine and returns. *Done* ends, through a future,
 // when the engine has ended the request, so no XLA thread waits for a peer. In between,
@@ -23,6 +23,9 @@
 // compiled in. It is a request that ends at once and never reaches the engine. So its
 // error waits, as that of any other request, until XLA can free the program's buffers.
 //
+// *Whole step* takes a step's gradients once all are there, and returns the same memory,
+// and a 0 that XLA does not know. CPUs only.
+//
 // On a GPU a token has no numbers, and done ends differently: see xla_gpu_calls.cc.
 #pragma once
 
@@ -35,6 +38,7 @@ namespace keras_hvd {
 
 inline constexpr char kStartTarget[] = "keras_hvd_start";
 inline constexpr char kDoneTarget[] = "keras_hvd_done";
+inline constexpr char kWholeStepTarget[] = "keras_hvd_whole_step";
 
 // The kind of a start that is a check.
 inline constexpr int32_t kCheck = -1;

@@ -612,6 +612,30 @@ class RequireUnchangedXlaKernel : public tensorflow::XlaOpKernel {
   void Compile(XlaOpKernelContext*) override {}
 };
 
+// A GPU's stream runs on after a failure in any case.
+class WholeStepXlaKernel : public tensorflow::XlaOpKernel {
+ public:
+  using tensorflow::XlaOpKernel::XlaOpKernel;
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    const absl::StatusOr<Values> inputs = InputsOf(ctx);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    std::vector<xla::XlaOp> outputs = inputs->values;
+    if (IsForGpu(ctx)) {
+      outputs.push_back(xla::ConstantR0<int32_t>(ctx->builder(), 0));
+    } else {
+      std::vector<xla::Shape> shapes = inputs->shapes;
+      shapes.push_back(xla::ShapeUtil::MakeShape(xla::S32, {}));
+      Aliases aliases;
+      for (int i = 0; i < ctx->num_inputs(); ++i) AddAlias(i, i, &aliases);
+      outputs = Call(ctx, kWholeStepTarget, *inputs, shapes, "", aliases);
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      ctx->SetOutput(static_cast<int>(i), outputs[i]);
+    }
+  }
+};
+
 // REGISTER_XLA_OP works only until TensorFlow compiles its first program, but this
 // library is loaded when the first collective is used.
 #define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                          \
@@ -630,6 +654,7 @@ KERAS_HVD_REGISTER_XLA("KerasHvdReducescatter", ReducescatterXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdRequireUnchanged", RequireUnchangedXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdSameJobValue", SameJobValueXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdStart", StartXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdWholeStep", WholeStepXlaKernel);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -32,6 +32,7 @@ from keras_hvd.backends.tensorflow.gradients import (
 )
 from keras_hvd.backends.tensorflow.gradients.reduced_twice import require_not_reduced
 from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up_all
+from keras_hvd.backends.tensorflow.gradients.whole_steps import WholeStep
 from keras_hvd.backends.tensorflow.sync_batch_normalization import (
     SyncBatchNormalization,
 )
