@@ -185,7 +185,7 @@ def collectives_of(case: Case) -> list[tuple[str, list[tf.DType]]]:
     return [
         (each.type, [tensor.dtype for tensor in each.inputs])
         for each in operations
-        if each.type.startswith("KerasHvd") and each.inputs
+        if each.type in ("KerasHvdAllreduce", "KerasHvdAllgather")
     ]
 
 

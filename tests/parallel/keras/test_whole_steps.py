@@ -28,12 +28,14 @@ def test_a_failed_step_changes_nothing(kind, run, several_ranks, rank):
     # Too large to arrive with the others.
     of_other_shapes = keras.Variable(np.ones(1_000_000 + rank, "float32"), name="a")
     alike = [keras.Variable(np.ones(3 + i), name=name) for i, name in enumerate("bc")]
-    variables = [of_other_shapes, *alike]
+    table = keras.Variable(np.ones([4, 2], "float32"), name="table")
+    variables = [of_other_shapes, *alike, table]
     optimizer.build(variables)
 
     @run
     def step():
-        optimizer.apply([each + 1 for each in variables], variables)
+        slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 3]), [4, 2])
+        optimizer.apply([*(each + 1 for each in variables[:-1]), slices], variables)
 
     if kind == "passes":
         step()

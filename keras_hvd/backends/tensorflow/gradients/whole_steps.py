@@ -43,13 +43,17 @@ class WholeStep(contextlib.ExitStack):
         """
         if tf.executing_eagerly():
             return list(grads)
-        flat = tf.nest.flatten(list(grads), expand_composites=True)
-        if not submission.is_compiled() and gradients.are_on_gpu(flat):
+        tensors = [*map(_tensor, grads)]
+        if not submission.is_compiled() and gradients.are_on_gpu(tensors):
             return list(grads)
-        same, self._zero = native.ops().keras_hvd_whole_step(flat)
+        same, zero = native.ops().keras_hvd_whole_step(tensors)
+        self._zero = zero
         self.delay(counts)
-        self.enter_context(tf.control_dependencies([self._zero]))
-        return tf.nest.pack_sequence_as(list(grads), same, expand_composites=True)
+        self.enter_context(tf.control_dependencies([zero]))
+        return [
+            _later(grad, zero) if isinstance(grad, tf.IndexedSlices) else each
+            for grad, each in zip(grads, same, strict=True)
+        ]
 
     def delay(self, variables: Iterable[Any]) -> None:
         """Makes the values that variables have got so far wait for all gradients."""
@@ -57,3 +61,17 @@ class WholeStep(contextlib.ExitStack):
             return
         for each in variables:
             each.assign_add(tf.cast(self._zero, each.dtype))
+
+
+def _tensor(grad: Any) -> tf.Tensor:
+    """A gradient, or a number that is known once all of its slices are there.
+
+    XLA may know their number only as the program runs, and the op takes no such shape.
+    """
+    is_sparse = isinstance(grad, tf.IndexedSlices)
+    return tf.reduce_max(grad.indices) if is_sparse else grad
+
+
+def _later(grad: tf.IndexedSlices, zero: tf.Tensor) -> tf.IndexedSlices:
+    values = grad.values + tf.cast(zero, grad.dtype)
+    return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
