@@ -54,7 +54,6 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.rank",
     "keras_hvd.launch.scaling",
     "keras_hvd.launch.usage",
-    "keras_hvd.optimizer.loss_scaling",
     "keras_hvd.world.rendezvous.connection",
     "keras_hvd.world.rendezvous.links",
     "keras_hvd.world.launchers.launcher",
