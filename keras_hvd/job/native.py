@@ -116,6 +116,7 @@ class Options(_Structure):
         ("link_count", ctypes.c_int32),
         ("host_timeout", ctypes.c_int32),
         ("mpi", ctypes.POINTER(Mpi)),
+        ("cancel_fd", ctypes.POINTER(ctypes.c_int32)),
     ]
 
 

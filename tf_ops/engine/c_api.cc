@@ -367,6 +367,7 @@ Status Init(const khvd_options& options, bool* taken) {
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
   member.rendezvous.timeout_seconds =
       options.init_timeout > 0 ? options.init_timeout : kDefaultTimeoutSeconds;
+  if (options.cancel_fd != nullptr) member.rendezvous.cancel_fd = *options.cancel_fd;
   if (options.mpi != nullptr) member.mpi = MpiOptionsOf(*options.mpi);
   if (options.host_timeout > 0) {
     member.host_timeout = std::chrono::seconds(options.host_timeout);

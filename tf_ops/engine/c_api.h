@@ -173,6 +173,10 @@ typedef struct {
   // NULL: tensors travel over the links for them. Otherwise there are no such links.
   // Any thread calls these functions, one at a time, until khvd_shutdown.
   const khvd_mpi* mpi;
+  // NULL, or a descriptor that ends the wait for other ranks at once: when it can be
+  // read, or its other end is closed. khvd_init then returns KHVD_RANK_FAILED, and may
+  // be called again. The caller closes the descriptor.
+  const int32_t* cancel_fd;
 } khvd_options;
 
 // One tensor of a request: contiguous, row-major, in host memory or on a GPU.

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,14 +17,18 @@
 #include <vector>
 
 #include "tf_ops/engine/c_api_testing.h"
+#include "tf_ops/testing/descriptors.h"
+#include "tf_ops/transport/rendezvous.h"
 
 namespace {
 
+using keras_hvd::CancelPipe;
 using keras_hvd::Child;
 using keras_hvd::ExpectInChildren;
 using keras_hvd::JobName;
 using keras_hvd::JobOptions;
 using keras_hvd::LastErrorHas;
+using keras_hvd::OpenDescriptors;
 
 khvd_options Options(int rank, int size, const char* job) {
   khvd_options options = JobOptions(rank, size, job);
@@ -226,6 +231,130 @@ TEST(InitTest, AMissingPeerIsAnErrorThatNamesIt) {
     CHECK_HERE(khvd_init(&options) == KHVD_RANK_FAILED);
     CHECK_HERE(LastErrorHas("rank 0 could not enter job '" + job + "': rank 1"));
     CHECK_HERE(khvd_is_initialized() == 0);
+    return 0;
+  });
+}
+
+TEST(CancelTest, AnInitThatMissesAPeerEndsAndMayBeTriedAgain) {
+  const std::string job = JobName();
+  const auto cancelled_init = [&](int rank) {
+    const CancelPipe cancel;
+    std::thread canceller([&] {
+      poll(nullptr, 0, 20);
+      cancel.Cancel();
+    });
+    khvd_options options = Options(rank, 2, job.c_str());
+    options.cancel_fd = &cancel.fd();
+    const int code = khvd_init(&options);
+    canceller.join();
+    return code;
+  };
+  ExpectInChild([&] {
+    for (int rank : {0, 1, 0, 1}) {
+      const auto before = OpenDescriptors();
+      CHECK_HERE(cancelled_init(rank) == KHVD_RANK_FAILED);
+      CHECK_HERE(LastErrorHas("rank " + std::to_string(rank) +
+                              " could not enter job '" + job +
+                              "': the start was cancelled before rank " +
+                              std::to_string(1 - rank) + " had called init"));
+      CHECK_HERE(khvd_is_initialized() == 0);
+      CHECK_HERE(OpenDescriptors() == before);
+    }
+    const CancelPipe silent;
+    khvd_options alone = Options(0, 1, "");
+    alone.cancel_fd = &silent.fd();
+    CHECK_HERE(khvd_init(&alone) == KHVD_OK);
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    return 0;
+  });
+}
+
+// Cancels the start of the job's rank 1 while that waits for rank 0's last word.
+bool CancelWhenReady(const std::string& job, const CancelPipe& cancel) {
+  keras_hvd::RendezvousOptions options;
+  options.size = 2;
+  options.job = job;
+  options.exchange_bytes = 8 << 10;
+  keras_hvd::Rendezvous root(options);
+  std::shared_ptr<keras_hvd::Segment> segment;
+  if (!root.Connect(&segment).ok()) return false;
+  pollfd other = {root.connections()[1], POLLIN, 0};
+  if (poll(&other, 1, 10000) != 1) return false;
+  cancel.Cancel();
+  other.events = 0;  // its end alone
+  return poll(&other, 1, 10000) == 1;
+}
+
+// By then it shares memory, and has a thread that shows that it lives.
+TEST(CancelTest, ARankThatIsReadyEndsAndMayTryAgain) {
+  const std::string job = JobName(), next = JobName();
+  const CancelPipe cancel, silent;
+  ExpectInChildren(2, [&](int rank) {
+    if (rank == 0) {
+      CHECK_HERE(CancelWhenReady(job, cancel));
+    } else {
+      const auto before = OpenDescriptors();
+      khvd_options options = Options(1, 2, job.c_str());
+      options.cancel_fd = &cancel.fd();
+      CHECK_HERE(khvd_init(&options) == KHVD_RANK_FAILED);
+      CHECK_HERE(LastErrorHas("the start was cancelled before rank 0 had answered"));
+      CHECK_HERE(OpenDescriptors() == before);
+    }
+    khvd_options options = Options(rank, 2, next.c_str());
+    options.cancel_fd = &silent.fd();
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    Request request;
+    CHECK_HERE(request.Run() == KHVD_OK && request.output == 2);
+    return 0;
+  });
+}
+
+// Ranks 0 and 1 share a host; rank 2 hears over its links that rank 0 does not start.
+TEST(CancelTest, TheLinksToOtherHostsEnd) {
+  const auto body = [] {
+    const int32_t hosts[] = {0, 0, 1}, pids[] = {1, 2, 3};
+    const char* const names[] = {"a", "a", "b"};
+    khvd_link links[8] = {};
+    const int count = khvd_links(0, 3, hosts, links, 8);
+    CHECK_HERE(count > 0 && count <= 8);
+    std::vector<int> far_ends;
+    for (int i = 0; i < count; ++i) {
+      int ends[2];
+      CHECK_HERE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+      links[i].fd = ends[0];
+      far_ends.push_back(ends[1]);
+    }
+    const CancelPipe cancel;
+    cancel.Cancel();
+    const std::string job = JobName();
+    khvd_options options = Options(0, 3, job.c_str());
+    options.local_size = options.cross_size = 2;
+    options.hosts = hosts;
+    options.host_names = names;
+    options.pids = pids;
+    options.links = links;
+    options.link_count = count;
+    options.cancel_fd = &cancel.fd();
+    CHECK_HERE(khvd_init(&options) == KHVD_RANK_FAILED);
+    CHECK_HERE(LastErrorHas("the start was cancelled before rank 1 had called init"));
+    std::string heard;
+    for (int far_end : far_ends) {
+      char bytes[4096];
+      ssize_t length;
+      while ((length = read(far_end, bytes, sizeof(bytes))) > 0) {
+        heard.append(bytes, length);
+      }
+      close(far_end);
+    }
+    CHECK_HERE(heard.find("rank 0 could not start: the start was cancelled") !=
+               std::string::npos);
+    return 0;
+  };
+  ExpectInChild([&] {
+    const auto before = OpenDescriptors();
+    const int line = body();
+    if (line != 0) return line;
+    CHECK_HERE(OpenDescriptors() == before);
     return 0;
   });
 }

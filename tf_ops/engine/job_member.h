@@ -22,7 +22,7 @@ struct JobMemberOptions {
   std::vector<Link> links;
   std::chrono::seconds host_timeout = kHostTimeout;
   std::optional<MpiOptions> mpi;  // carries tensors, instead of links
-  RendezvousOptions rendezvous;   // Enter fills in all but the limits
+  RendezvousOptions rendezvous;   // Enter fills in all but the limits and `cancel_fd`
   EngineOptions engine;           // Enter fills in `local_rank`, and `cores` if it is 0
   int local_rank = 0, local_size = 1;
   int cross_rank = 0, cross_size = 1;

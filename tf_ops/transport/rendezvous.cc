@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,14 +76,24 @@ int MillisecondsUntil(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
 }
 
-// The result of poll() for one descriptor, retried after signals.
-int AwaitInput(int descriptor, Clock::time_point deadline) {
-  pollfd waiting = {descriptor, POLLIN, 0};
+enum class Awaited { kInput, kCancel, kDeadline, kError };
+
+// Waits for either descriptor; -1 stands for none.
+Awaited AwaitInput(int descriptor, int cancel_fd, Clock::time_point deadline) {
+  pollfd waiting[] = {{descriptor, POLLIN, 0}, {cancel_fd, POLLIN, 0}};
   int events;
   do {
-    events = poll(&waiting, 1, MillisecondsUntil(deadline));
+    events = poll(waiting, 2, MillisecondsUntil(deadline));
   } while (events < 0 && errno == EINTR);
-  return events;
+  if (events < 0) return Awaited::kError;
+  if (events == 0) return Awaited::kDeadline;
+  // A peer's input may say more about why the job does not start.
+  return waiting[0].revents != 0 ? Awaited::kInput : Awaited::kCancel;
+}
+
+// `missing`: what the cancelled wait was for.
+Status Cancelled(const std::string& missing) {
+  return Status::RankFailed("the start was cancelled before " + missing);
 }
 
 bool SendAnswer(int connection, const Answer& answer, int fd) {
@@ -106,12 +115,13 @@ bool SendAnswer(int connection, const Answer& answer, int fd) {
 }
 
 // Waits for the answer of `leader`. `fd` gets the descriptor that came along, or -1.
-Status ReceiveAnswer(int connection, const std::string& leader,
+Status ReceiveAnswer(int connection, int cancel_fd, const std::string& leader,
                      Clock::time_point deadline, Answer* answer, int* fd) {
   *fd = -1;
-  const int events = AwaitInput(connection, deadline);
-  if (events < 0) return SystemError("poll");
-  if (events == 0) {
+  const Awaited awaited = AwaitInput(connection, cancel_fd, deadline);
+  if (awaited == Awaited::kError) return SystemError("poll");
+  if (awaited == Awaited::kCancel) return Cancelled(leader + " had answered");
+  if (awaited == Awaited::kDeadline) {
     return Status::RankFailed(leader +
                               " did not answer in time while the job started. See what "
                               "it does; if it is only "
@@ -198,6 +208,7 @@ Status Rendezvous::AcceptAll() {
   while (!(missing = MissingRanks()).empty()) {
     std::vector<pollfd> waiting = {{listener_, POLLIN, 0}};
     for (int connection : connections_) waiting.push_back({connection, POLLIN, 0});
+    waiting.push_back({options_.cancel_fd, POLLIN, 0});
     const int events =
         poll(waiting.data(), waiting.size(), MillisecondsUntil(deadline_));
     if (events < 0 && errno == EINTR) continue;
@@ -216,6 +227,9 @@ Status Rendezvous::AcceptAll() {
         return Status::RankFailed(Name(rank) + " ended while the job started");
       }
     }
+    if (waiting.back().revents != 0) {
+      return Cancelled(RankList(missing) + " had called init");
+    }
     if (waiting[0].revents == 0) continue;
     const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (connection < 0) return SystemError("accept");
@@ -232,7 +246,8 @@ Status Rendezvous::Greet(int connection) {
   // Strangers (another user or another program) are rejected, and the wait continues.
   const bool ours =
       getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
-      peer.uid == getuid() && AwaitInput(connection, patience) == 1 &&
+      peer.uid == getuid() &&
+      AwaitInput(connection, options_.cancel_fd, patience) == Awaited::kInput &&
       recv(connection, &hello, sizeof(hello), 0) == sizeof(hello) &&
       memcmp(hello.magic, kMagic, sizeof(kMagic)) == 0;
   if (!ours) {
@@ -283,9 +298,11 @@ Status Rendezvous::ConnectToRoot() {
   sockaddr_un address;
   const socklen_t length = Address(options_.job, &address);
   // Nothing announces that rank 0 has begun to listen, so retry at growing intervals.
-  timespec pause = {0, 1000000};
+  std::chrono::milliseconds pause(1);
   while (true) {
-    const int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    // Blocking, connect() would wait without a limit for a rank 0 that accepts nobody.
+    const int connection =
+        socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (connection < 0) return SystemError("socket");
     if (connect(connection, reinterpret_cast<sockaddr*>(&address), length) == 0) {
       connections_[0] = connection;
@@ -305,8 +322,10 @@ Status Rendezvous::ConnectToRoot() {
           "it is only slow to start, raise --start-timeout "
           "(KERAS_HVD_INIT_TIMEOUT_SECONDS)");
     }
-    nanosleep(&pause, nullptr);
-    pause.tv_nsec = std::min<long>(pause.tv_nsec * 2, 20000000);
+    if (AwaitInput(-1, options_.cancel_fd, Clock::now() + pause) == Awaited::kCancel) {
+      return Cancelled(Name(0) + " had called init");
+    }
+    pause = std::min(pause * 2, std::chrono::milliseconds(20));
   }
   ucred peer = {};
   socklen_t peer_length = sizeof(peer);
@@ -330,7 +349,8 @@ Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
   // Rank 0 enforces the deadline and reports who is missing. This rank must only not
   // give up first.
   const auto deadline = deadline_ + std::chrono::seconds(5);
-  Status status = ReceiveAnswer(connections_[0], Name(0), deadline, &answer, &fd);
+  Status status = ReceiveAnswer(connections_[0], options_.cancel_fd, Name(0), deadline,
+                                &answer, &fd);
   if (!status.ok()) {
     if (fd >= 0) close(fd);
     return status;
@@ -347,8 +367,8 @@ Status Rendezvous::AwaitAll() {
     }
     Answer answer;
     int fd;
-    return ReceiveAnswer(connections_[0], Name(0), deadline_ + std::chrono::seconds(5),
-                         &answer, &fd);
+    return ReceiveAnswer(connections_[0], options_.cancel_fd, Name(0),
+                         deadline_ + std::chrono::seconds(5), &answer, &fd);
   }
   Status status = AwaitReadyOfAll();
   if (!status.ok()) return Refuse(std::move(status));
@@ -368,7 +388,12 @@ Status Rendezvous::AwaitAll() {
 Status Rendezvous::AwaitReadyOfAll() {
   for (int rank = 1; rank < options_.size; ++rank) {
     char word = 0;
-    if (AwaitInput(connections_[rank], deadline_) == 0) {
+    const Awaited awaited =
+        AwaitInput(connections_[rank], options_.cancel_fd, deadline_);
+    if (awaited == Awaited::kCancel) {
+      return Cancelled(Name(rank) + " had finished init");
+    }
+    if (awaited == Awaited::kDeadline) {
       return Status::RankFailed(Name(rank) + " did not finish init in time");
     }
     if (recv(connections_[rank], &word, 1, 0) != 1 || word != kReady) {

@@ -24,6 +24,9 @@ struct RendezvousOptions {
   std::string job;
   int64_t exchange_bytes = 0;
   double timeout_seconds = 60;
+  // Once this can be read, or its other end is closed, no wait goes on; -1: none. The
+  // caller closes it.
+  int cancel_fd = -1;
 };
 
 class Rendezvous {

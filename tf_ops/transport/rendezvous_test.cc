@@ -2,19 +2,23 @@
 #include "tf_ops/transport/rendezvous.h"
 
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <memory>
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "tf_ops/testing/child.h"
+#include "tf_ops/testing/descriptors.h"
 #include "tf_ops/transport/version.h"
 
 namespace keras_hvd {
@@ -63,13 +67,19 @@ bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// Where the job's rank 0 listens.
+socklen_t AddressOf(const std::string& job, sockaddr_un* address) {
+  *address = {};
+  address->sun_family = AF_UNIX;
+  const std::string name = "keras_hvd/" + std::to_string(getuid()) + "/" + job;
+  memcpy(address->sun_path + 1, name.data(), name.size());
+  return offsetof(sockaddr_un, sun_path) + 1 + name.size();
+}
+
 // A socket to the job's rank 0, once that listens, that has not said anything yet.
 int Dial(const std::string& job) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  const std::string name = "keras_hvd/" + std::to_string(getuid()) + "/" + job;
-  memcpy(address.sun_path + 1, name.data(), name.size());
-  const socklen_t length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
+  sockaddr_un address;
+  const socklen_t length = AddressOf(job, &address);
   const int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   while (connect(connection, reinterpret_cast<sockaddr*>(&address), length) != 0) {
     if (errno != ECONNREFUSED) return -1;
@@ -85,6 +95,18 @@ struct Greeting {
   int32_t rank = 1;
   int32_t size = 2;
 };
+
+// Connects as a rank and greets.
+int Come(const std::string& job, int rank, int size) {
+  const int connection = Dial(job);
+  Greeting greeting;
+  greeting.rank = rank;
+  greeting.size = size;
+  strcpy(greeting.version, kVersion);
+  EXPECT_EQ(send(connection, &greeting, sizeof(greeting), 0),
+            static_cast<ssize_t>(sizeof(greeting)));
+  return connection;
+}
 
 TEST(RendezvousTest, AWorldOfOneNeedsNobody) {
   EXPECT_TRUE(Join(Options("", 0, 1)).ok());
@@ -278,18 +300,8 @@ TEST(RendezvousTest, ARankThatDiesOnTheWayIsNamedAtOnce) {
   const std::string job = JobName();
   Status root;
   std::thread thread([&] { root = Join(Options(job, 0, 4)); });
-  const auto come = [&](int rank) {
-    const int connection = Dial(job);
-    Greeting greeting;
-    greeting.rank = rank;
-    greeting.size = 4;
-    strcpy(greeting.version, kVersion);
-    EXPECT_EQ(send(connection, &greeting, sizeof(greeting), 0),
-              static_cast<ssize_t>(sizeof(greeting)));
-    return connection;
-  };
-  const int other = come(2);
-  close(come(1));
+  const int other = Come(job, 2, 4);
+  close(Come(job, 1, 4));
   thread.join();
   EXPECT_EQ(root.code, Code::kRankFailed);
   EXPECT_EQ(root.message, "rank 1 ended while the job started");
@@ -298,6 +310,188 @@ TEST(RendezvousTest, ARankThatDiesOnTheWayIsNamedAtOnce) {
   ASSERT_GT(length, 0);
   EXPECT_TRUE(Contains(std::string(answer, length), root.message));
   close(other);
+}
+
+// A cancelled start ends long before its time-out, and leaves nothing open.
+class CancelledRendezvousTest : public testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_LT(Clock::now() - begin_, std::chrono::seconds(10));
+    EXPECT_EQ(OpenDescriptors(), open_before_);
+  }
+
+  const std::set<int> open_before_ = OpenDescriptors();
+  const Clock::time_point begin_ = Clock::now();
+};
+
+RendezvousOptions Cancellable(RendezvousOptions options, const CancelPipe& cancel) {
+  options.cancel_fd = cancel.fd();
+  return options;
+}
+
+void ExpectCancelled(const Status& status, const std::string& missing) {
+  EXPECT_EQ(status.code, Code::kRankFailed);
+  EXPECT_EQ(status.message, "the start was cancelled before " + missing);
+}
+
+// A listening socket at the address of the job's rank 0.
+int ListenAsRoot(const std::string& job) {
+  sockaddr_un address;
+  const socklen_t length = AddressOf(job, &address);
+  const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(listen(listener, 0), 0);
+  return listener;
+}
+
+TEST_F(CancelledRendezvousTest, ARootThatMissesRanksTellsThoseThatCame) {
+  for (bool hangs_up : {false, true}) {
+    const std::string job = JobName();
+    CancelPipe cancel;
+    Status root;
+    std::thread thread([&] { root = Join(Cancellable(Options(job, 0, 4), cancel)); });
+    const int other = Come(job, 2, 4);
+    int unread = 1;
+    while (unread > 0 && ioctl(other, SIOCOUTQ, &unread) == 0) poll(nullptr, 0, 1);
+    hangs_up ? cancel.HangUp() : cancel.Cancel();
+    thread.join();
+    ExpectCancelled(root, "ranks 1, 3 had called init");
+    char answer[4096];
+    const ssize_t length = recv(other, answer, sizeof(answer), 0);
+    ASSERT_GT(length, 0);
+    EXPECT_TRUE(Contains(std::string(answer, length), root.message));
+    close(other);
+  }
+}
+
+TEST_F(CancelledRendezvousTest, ARootThatListensToASilentStranger) {
+  const std::string job = JobName();
+  CancelPipe cancel;
+  Status root;
+  std::thread thread([&] { root = Join(Cancellable(Options(job, 0, 2), cancel)); });
+  const int silent = Dial(job);
+  poll(nullptr, 0, 50);
+  const Clock::time_point cancelled = Clock::now();
+  cancel.Cancel();
+  thread.join();
+  EXPECT_LT(Clock::now() - cancelled, std::chrono::seconds(1));
+  ExpectCancelled(root, "rank 1 had called init");
+  close(silent);
+}
+
+TEST_F(CancelledRendezvousTest, ARootWhoseRankIsNotReady) {
+  const std::string job = JobName();
+  CancelPipe cancel;
+  Rendezvous root(Cancellable(Options(job, 0, 2), cancel)), other(Options(job, 1, 2));
+  std::shared_ptr<Segment> of_root, of_other;
+  std::thread thread([&] { EXPECT_TRUE(other.Connect(&of_other).ok()); });
+  EXPECT_TRUE(root.Connect(&of_root).ok());
+  thread.join();
+  std::thread canceller([&] {
+    poll(nullptr, 0, 50);
+    cancel.Cancel();
+  });
+  ExpectCancelled(root.AwaitAll(), "rank 1 had finished init");
+  canceller.join();
+  ExpectCancelled(other.AwaitAll(), "rank 1 had finished init");
+}
+
+TEST_F(CancelledRendezvousTest, ARankWithoutARoot) {
+  for (bool hangs_up : {false, true}) {
+    CancelPipe cancel;
+    std::thread canceller([&] {
+      poll(nullptr, 0, 50);
+      hangs_up ? cancel.HangUp() : cancel.Cancel();
+    });
+    ExpectCancelled(Join(Cancellable(Options(JobName(), 1, 2), cancel)),
+                    "rank 0 had called init");
+    canceller.join();
+  }
+}
+
+TEST_F(CancelledRendezvousTest, ARankWhoseRootAcceptsNobody) {
+  const std::string job = JobName();
+  const int listener = ListenAsRoot(job);
+  // The only place in its queue.
+  const int other = Dial(job);
+  CancelPipe cancel;
+  std::thread canceller([&] {
+    poll(nullptr, 0, 50);
+    cancel.Cancel();
+  });
+  ExpectCancelled(Join(Cancellable(Options(job, 1, 2), cancel)),
+                  "rank 0 had called init");
+  canceller.join();
+  close(other);
+  close(listener);
+}
+
+TEST_F(CancelledRendezvousTest, ARankWhoseRootWaitsForOthers) {
+  const std::string job = JobName();
+  const int listener = ListenAsRoot(job);
+  CancelPipe cancel;
+  Status rank;
+  std::thread thread([&] { rank = Join(Cancellable(Options(job, 1, 3), cancel)); });
+  const int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  Greeting greeting;
+  EXPECT_EQ(recv(connection, &greeting, sizeof(greeting), 0),
+            static_cast<ssize_t>(sizeof(greeting)));
+  cancel.Cancel();
+  thread.join();
+  ExpectCancelled(rank, "rank 0 had answered");
+  EXPECT_EQ(recv(connection, &greeting, sizeof(greeting), 0), 0);
+  close(connection);
+  close(listener);
+}
+
+TEST_F(CancelledRendezvousTest, ARankThatIsReady) {
+  const std::string job = JobName();
+  CancelPipe cancel;
+  Status rank;
+  std::thread thread([&] { rank = Join(Cancellable(Options(job, 1, 2), cancel)); });
+  Rendezvous root(Options(job, 0, 2));
+  std::shared_ptr<Segment> segment;
+  EXPECT_TRUE(root.Connect(&segment).ok());
+  pollfd ready = {root.connections()[1], POLLIN, 0};
+  EXPECT_EQ(poll(&ready, 1, 10000), 1);
+  cancel.Cancel();
+  thread.join();
+  ExpectCancelled(rank, "rank 0 had answered");
+  EXPECT_EQ(root.AwaitAll().message, "rank 1 ended while the job started");
+}
+
+TEST_F(CancelledRendezvousTest, ADescriptorThatSaysNothingCancelsNothing) {
+  const std::string job = JobName();
+  const CancelPipe silent, other_silent;
+  for (int rank : {0, 1}) {
+    const Status late = Join(Cancellable(Options(job, rank, 2, 0.2), silent));
+    EXPECT_TRUE(Contains(late.message, "did not call init within")) << late.message;
+  }
+  Status first;
+  std::thread thread([&] { first = Join(Cancellable(Options(job, 1, 2), silent)); });
+  poll(nullptr, 0, 100);
+  const Status root = Join(Cancellable(Options(job, 0, 2), other_silent));
+  thread.join();
+  EXPECT_TRUE(root.ok()) << root.message;
+  EXPECT_TRUE(first.ok()) << first.message;
+}
+
+TEST_F(CancelledRendezvousTest, TheJobCanStartAgain) {
+  const std::string job = JobName();
+  for (int round = 0; round < 3; ++round) {
+    CancelPipe cancel;
+    cancel.Cancel();
+    ExpectCancelled(Join(Cancellable(Options(job, 0, 2), cancel)),
+                    "rank 1 had called init");
+    ExpectCancelled(Join(Cancellable(Options(job, 1, 2), cancel)),
+                    "rank 0 had called init");
+    CancelPipe silent, other_silent;
+    for (const Status& status :
+         JoinAll({Cancellable(Options(job, 0, 2), silent),
+                  Cancellable(Options(job, 1, 2), other_silent)})) {
+      EXPECT_TRUE(status.ok()) << status.message;
+    }
+  }
 }
 
 }  // namespace
