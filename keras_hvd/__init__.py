@@ -14,6 +14,7 @@ from keras_hvd.version import __version__ as __version__
 if TYPE_CHECKING:
     from keras_hvd import callbacks as callbacks
     from keras_hvd import data as data
+    from keras_hvd import elastic as elastic
     from keras_hvd import environment as environment
     from keras_hvd import exceptions as exceptions
     from keras_hvd import keras_tuner as keras_tuner
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
 _SUBMODULES = (
     "callbacks",
     "data",
+    "elastic",
     "environment",
     "exceptions",
     "keras_tuner",
@@ -226,8 +228,6 @@ __all__ = list(_SUBMODULES) + list(_DEFINED_IN)
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "elastic":
-        raise AttributeError(f"{__name__} has no elastic jobs: a job keeps its ranks")
     if name not in _DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_DEFINED_IN[name]}")

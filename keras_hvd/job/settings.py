@@ -60,7 +60,7 @@ _REASONS = {
         "ranks on one host always share memory"
     ),
     "CONTROLLER": "there is one engine, keras_hvd's own",
-    "ELASTIC_TIMEOUT": "this version has no elastic jobs",
+    "ELASTIC_TIMEOUT": "khvdrun --elastic-timeout says so",
     "ENABLE_XLA_OPS": "collectives are always compiled with what XLA compiles",
     "DYNAMIC_PROCESS_SETS": "process sets can always be added",
     "DISABLE_GROUP_FUSION": "groups travel with other tensors where they fit",

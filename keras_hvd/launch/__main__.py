@@ -16,6 +16,7 @@ from keras_hvd.launch import (
     other_launchers,
     recorded,
 )
+from keras_hvd.launch.elastic import ElasticJob
 from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
 from keras_hvd.launch.options import Options
@@ -74,9 +75,10 @@ def run(options: Options) -> int:
         return TRY_AGAIN if isinstance(error, NotMetError) else CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    kind = Job if options.least_ranks is None else ElasticJob
     return _run(
         *(options, own),
-        lambda held, mask, kept: Job(options, own, held, mask, kept, others),
+        lambda held, mask, kept: kind(options, own, held, mask, kept, others),
     )
 
 

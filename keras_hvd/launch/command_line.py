@@ -144,6 +144,8 @@ def _checked(given: Namespace, command: Sequence[str]) -> Options:
         raise UsageError(
             "how many processes? Say so with -np, as in: khvdrun -np 2 ..."
         )
+    if given.least_ranks is not None:
+        _check_elastic(given, others)
     if not command:
         raise UsageError("no command given, as in: khvdrun -np 2 python train.py")
     if given.output_directory is not None:
@@ -410,6 +412,25 @@ def _check_scaling(given: Namespace) -> None:
                 f"--scaling has jobs of its own on this host, without {option}"
             )
     given.num_proc = max(given.scaling)
+
+
+def _check_elastic(given: Namespace, others: Sequence[HostSlots]) -> None:
+    """Refuses options that do not go with ranks that leave."""
+    if given.least_ranks > given.num_proc:
+        raise UsageError(
+            f"--min-np {given.least_ranks} is more than -np {given.num_proc}"
+        )
+    for is_given, option in (
+        (bool(given.scaling), "--scaling"),
+        (given.nnodes > 1, "--nnodes"),
+        (bool(others), "-H"),
+        # Their files are of one job.
+        (given.report is not None, "--report"),
+        (given.status_port is not None, "--status"),
+        ("KERAS_HVD_TIMELINE" in given.variables, "--timeline-filename"),
+    ):
+        if is_given:
+            raise UsageError(f"--min-np does not go with {option} so far")
 
 
 def _check_alone(given: Namespace) -> None:

@@ -113,7 +113,7 @@ def run(
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: number of ranks.
-        min_num_proc: for elastic jobs, which this version does not have.
+        min_num_proc: for elastic jobs, which `khvdrun --min-np` starts.
         max_num_proc: for elastic jobs.
         slots: for elastic jobs.
         reset_limit: for elastic jobs.
@@ -177,6 +177,11 @@ def run(
     command = [executable or sys.executable, "-c", _RANK]
     # Checked here, because the child process' error message would get lost.
     options = command_line.of_arguments(values, command)
+    if options.least_ranks is not None:
+        raise ValueError(
+            "run: min_num_proc: run returns a result of each rank. For a job that goes "
+            "on without some, start a script with khvdrun --min-np"
+        )
     if options.hosts:
         other_launchers.hand_over(options, os.environ)
     ranks = options.ranks

@@ -50,7 +50,9 @@ TRY_AGAIN = os.EX_TEMPFAIL
 """khvdrun's exit code when hosts or ranks did not meet, or only others failed."""
 
 
-class _Stage(enum.IntEnum):
+class Stage(enum.IntEnum):
+    """How far a job is."""
+
     RUNNING = 0
     FAILING = 1  # a rank failed: the others may end by themselves
     TERMINATING = 2  # the ranks that still run got SIGTERM
@@ -93,7 +95,7 @@ class Job:
         self._ranks: list[Rank] = []
         self._streams: list[Stream] = []
         self._stopped: list[int] = []
-        self._stage = _Stage.RUNNING
+        self._stage = Stage.RUNNING
         self._deadline: float | None = None
         self._wake = 0
         self._has_children = True
@@ -165,7 +167,7 @@ class Job:
             os.close(writing)
             os.close(ended)
             raise
-        self._stage = _Stage.REPORTING
+        self._stage = Stage.REPORTING
         self._selector.register(ended, selectors.EVENT_READ, self._stop_waiting)
         self._is_waiting = True
         while self._is_waiting:
@@ -245,9 +247,9 @@ class Job:
     def _on_others(self) -> None:
         """Ends the job if a rank of another host has failed before the ranks met."""
         failure = "" if self._others is None else self._others.failure()
-        if failure and self._stage == _Stage.RUNNING:
+        if failure and self._stage == Stage.RUNNING:
             self._failed_elsewhere = failure
-            self._enter(_Stage.FAILING, self._options.term_after)
+            self._enter(Stage.FAILING, self._options.term_after)
 
     @property
     def _may_be_separate(self) -> bool:
@@ -351,7 +353,7 @@ class Job:
     def _on_orphaned(self) -> None:
         self._selector.unregister(self._guardian)
         self._is_orphan = True
-        if self._stage == _Stage.REPORTING:
+        if self._stage == Stage.REPORTING:
             self._stop_waiting()
             return
         self._kill()
@@ -360,7 +362,7 @@ class Job:
         for number in os.read(self._signals, 4096):
             if number == signal.SIGCHLD:
                 # The report may have children of its own.
-                if self._stage != _Stage.REPORTING:
+                if self._stage != Stage.REPORTING:
                     self._on_children()
             elif number in FORWARDED:
                 self._forward(signal.Signals(number))
@@ -373,12 +375,12 @@ class Job:
 
     def _on_children(self) -> None:
         ended, has_children = processes.reap()
-        self._has_children = has_children and self._stage < _Stage.LEAVING
+        self._has_children = has_children and self._stage < Stage.LEAVING
         by_process = {one.process: one for one in self._ranks if one.status is None}
         for process, status in ended:
             if process in by_process:
                 self._on_end(by_process[process], status)
-        if self._stage == _Stage.KILLING:
+        if self._stage == Stage.KILLING:
             # Orphans of the ended ranks have just become this process' children.
             processes.signal_descendants(signal.SIGKILL)
         elif self._has_children and self._have_ended:
@@ -391,10 +393,10 @@ class Job:
     def _on_end(self, ended: Rank, status: int) -> None:
         ended.status = status
         ended.wake = self._wake
-        ended.was_told = self._stage >= _Stage.TERMINATING
+        ended.was_told = self._stage >= Stage.TERMINATING
         self._note(f"rank {ended.number} {report.describe(ended)}")
-        if status != 0 and self._stage == _Stage.RUNNING:
-            self._enter(_Stage.FAILING, self._options.term_after)
+        if status != 0 and self._stage == Stage.RUNNING:
+            self._enter(Stage.FAILING, self._options.term_after)
         if status != 0 and self._others is not None:
             # Its last words, which say why, may not have been read so far.
             for stream in ended.streams:
@@ -403,7 +405,7 @@ class Job:
             self._others.fail(report.before_it_met(ended))
 
     def _forward(self, number: signal.Signals) -> None:
-        if self._stage == _Stage.REPORTING:
+        if self._stage == Stage.REPORTING:
             self._is_waiting &= number in (signal.SIGUSR1, signal.SIGUSR2)
             return
         if number == signal.SIGINT and self._interrupted_by is not None:
@@ -413,20 +415,20 @@ class Job:
             self._interrupted_by = number
         self._signal_ranks(number)
 
-    def _enter(self, stage: _Stage, patience: float) -> None:
+    def _enter(self, stage: Stage, patience: float) -> None:
         self._stage = stage
         self._deadline = time.monotonic() + patience
 
     def _escalate(self) -> None:
-        if self._stage == _Stage.FAILING:
+        if self._stage == Stage.FAILING:
             self._terminate()
-        elif self._stage < _Stage.KILLING or not self._have_ended:
+        elif self._stage < Stage.KILLING or not self._have_ended:
             self._kill()
         else:
             self._leave()
 
     def _terminate(self) -> None:
-        self._enter(_Stage.TERMINATING, self._options.kill_after)
+        self._enter(Stage.TERMINATING, self._options.kill_after)
         self._stopped = [
             one.number
             for one in self._ranks
@@ -436,14 +438,14 @@ class Job:
         self._signal_ranks(signal.SIGCONT)
 
     def _clean(self) -> None:
-        if self._stage >= _Stage.CLEANING:
+        if self._stage >= Stage.CLEANING:
             return
-        self._enter(_Stage.CLEANING, self._options.kill_after)
+        self._enter(Stage.CLEANING, self._options.kill_after)
         processes.signal_descendants(signal.SIGTERM)
         processes.signal_descendants(signal.SIGCONT)
 
     def _kill(self) -> None:
-        self._enter(_Stage.KILLING, self._options.kill_after)
+        self._enter(Stage.KILLING, self._options.kill_after)
         if processes.are_visible():
             self._deadline = None
         processes.signal_descendants(signal.SIGKILL)
@@ -452,7 +454,7 @@ class Job:
 
     def _leave(self) -> None:
         """Ends although something is left: hidden processes cannot be found."""
-        self._stage = _Stage.LEAVING
+        self._stage = Stage.LEAVING
         self._deadline = None
         self._has_children = False
         self._say(

@@ -51,6 +51,9 @@ class Options:
     verbose: bool = False
     term_after: float = 5.0  # seconds from the first failure until SIGTERM
     kill_after: float = 5.0  # seconds from SIGTERM until SIGKILL
+    least_ranks: int | None = None  # the job goes on as long as so many are left
+    elastic_timeout: float = 600.0  # seconds that they wait for each other then
+    reset_limit: int | None = None  # the most times that it goes on
 
     @property
     def is_recorded(self) -> bool:
@@ -269,6 +272,19 @@ _ITS_END = (
         *("--kill-after SECONDS", "kill_after", values.seconds, "kill-after"),
         "SIGKILL so long after SIGTERM (default: 5)",
     ),
+    Option(
+        *("--min-np --min-num-proc N", "least_ranks", values.rank_count, ""),
+        "go on after a failure as long as N ranks are left, in a script that calls "
+        "keras_hvd.elastic.run (default: the first failure ends the job)",
+    ),
+    Option(
+        *("--elastic-timeout SECONDS", "elastic_timeout", values.seconds, ""),
+        "how long the ranks that are left wait for each other (default: 600)",
+    ),
+    Option(
+        *("--reset-limit N", "reset_limit", values.whole(0), ""),
+        "the most times that the job goes on (default: no limit)",
+    ),
 )
 
 _OF_THE_ENGINE = (
@@ -392,8 +408,8 @@ def _ignored(usage: str, variable: str, key: str = "") -> Option:
 
 def _elastic(usage: str) -> Option:
     advice = (
-        "this version of keras_hvd has no elastic jobs: give the number of processes "
-        "with -np"
+        "this version of keras_hvd has no ranks that join later: give the number of "
+        "processes with -np"
     )
     return Option(usage, _REFUSED, advice)
 
@@ -428,11 +444,9 @@ _HOROVODS = (
             "mlsl-bgt-affinity",
         )
     ),
-    _elastic("--min-np --min-num-proc N"),
     _elastic("--max-np --max-num-proc N"),
     _elastic("--slots --slots-per-host N"),
-    _elastic("--host-discovery-script --reset-limit X"),
-    _elastic("--elastic-timeout SECONDS"),
+    _elastic("--host-discovery-script X"),
     _elastic("--blacklist-cooldown-range FROM TO"),
     Option("--binding-args X", _REFUSED, "bind ranks with --bind-to cores"),
     Option("--jsrun", _REFUSED, "khvdrun starts the ranks itself: leave it out"),

@@ -113,6 +113,18 @@ def init(
                 _join(_launched, members, sets)
 
 
+def rejoin(cancel: int) -> None:
+    """Joins another job, whose place the environment tells.
+
+    A wait for the others ends, with a KerasHvdError, once there is something to read at
+    the descriptor `cancel`.
+    """
+    global _launched
+    with _joining:
+        _launched = environment.world()
+        _join(_launched, None, [], cancel)
+
+
 def _renew_lock() -> None:
     """Replaces the lock in a forked child, where no thread would release it."""
     global _joining
@@ -132,7 +144,10 @@ def _require_known(sets: list[ProcessSet]) -> None:
 
 
 def _join(
-    launched: environment.World, members: list[int] | None, sets: list[ProcessSet]
+    launched: environment.World,
+    members: list[int] | None,
+    sets: list[ProcessSet],
+    cancel: int | None = None,
 ) -> None:
     # A malformed setting must not become known when the others rely on this rank.
     given, timeline = settings.read(), settings.timeline()
@@ -141,7 +156,7 @@ def _join(
     world, meeting = _meet(launched, members)
     if world.size < launched.size and members is not None:
         given, timeline = _files_of_part(given, timeline, members[0])
-    _start_engine(world, meeting, given)
+    _start_engine(world, meeting, given, cancel)
     joined.tell(launched.job, launched.rank - launched.local_rank)
     with _leaving_on_error():
         _start_recording(launched, world, meeting, timeline)
@@ -258,7 +273,10 @@ def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
 
 
 def _start_engine(
-    world: environment.World, meeting: Meeting | None, given: settings.Settings
+    world: environment.World,
+    meeting: Meeting | None,
+    given: settings.Settings,
+    cancel: int | None,
 ) -> None:
     """Makes the engine join, which waits for the ranks of this host."""
     options = native.Options(
@@ -279,6 +297,8 @@ def _start_engine(
             options.mpi = ctypes.pointer(mpi_functions.take(communicator))
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
+    if cancel is not None:
+        options.cancel_fd = ctypes.pointer(ctypes.c_int32(cancel))
     if native.engine().khvd_failure():
         # Before the engine forgets it.
         process.note_failure()

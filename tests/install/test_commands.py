@@ -88,6 +88,12 @@ ELSEWHERE: dict[str, dict[str, Where]] = {
     "diagnosing": {
         "khvdrun --diagnose -np 2 --bind-to cores": "tests/launch/test_diagnose.py"
     },
+    "elastic": {
+        "khvdrun -np 4 --min-np 2 python train.py": (
+            "tests/launch/test_elastic.py",
+            '*("-np", 4, "--min-np", minimum',
+        )
+    },
     "firewall": {
         "iptables -A INPUT -p tcp -s 10.0.0.0/24 --dport 30000:30100 -j ACCEPT": (
             A_FIREWALL
@@ -167,6 +173,10 @@ SHOWN: dict[str, dict[str, Where]] = {
             "tests/launch/test_diagnose.py"
         ),
         "network:": "tests/launch/test_diagnose.py",
+    },
+    "elastic": {
+        "khvdrun: rank 3 (process 18421) was killed by signal 9 (SIGKILL); 3 ranks are "
+        "left": ("tests/launch/test_elastic.py", "(SIGKILL); 3 ranks are left")
     },
     "environment": {
         "2026-11-21 19:34:36.123456 keras_hvd [rank 0] info: joined job "

@@ -154,10 +154,9 @@ def test_an_option_without_effect_is_explained_once(khvdrun, arguments):
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["--min-np", "2"], "--min-np: .* no elastic jobs: .*-np"),
-        (["--max-num-proc", "2"], "--max-num-proc: .* no elastic jobs"),
-        (["--host-discovery-script", "find"], "no elastic jobs"),
-        (["--blacklist-cooldown-range", "1", "2"], "no elastic jobs"),
+        (["--max-num-proc", "2"], "--max-num-proc: .* join later: .*-np"),
+        (["--host-discovery-script", "find"], "join later"),
+        (["--blacklist-cooldown-range", "1", "2"], "join later"),
         (["--mpi-args=-x A"], "--mpi-args: no mpirun runs underneath: .*--bind-to"),
         (["--binding-args=-map-by slot"], "--bind-to cores"),
         (["--jsrun"], "starts the ranks itself"),

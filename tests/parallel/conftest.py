@@ -39,6 +39,7 @@ _NUMBERS_OF_RANKS = {
     "collectives/test_sessions.py": {1, 2},
     "collectives/test_types.py": {2, 3},
     "data": {2, 3},
+    "elastic": {2, 3},
     "keras": {2},
     "keras/test_every_optimizer.py": {1, 2},
     "keras/test_gradient_tape.py": {1, 2, 3},

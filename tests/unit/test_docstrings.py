@@ -43,10 +43,12 @@ NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")
 WITHOUT_EXAMPLES = {
     "keras_hvd.build",
     "keras_hvd.data.readers.avro",
+    "keras_hvd.elastic.world",
     "keras_hvd.launch.check_build",
     "keras_hvd.launch.diagnosis.measurement",
     "keras_hvd.launch.diagnosis.rank",
     "keras_hvd.launch.diagnosis.report",
+    "keras_hvd.launch.elastic",
     "keras_hvd.launch.for_parent",
     "keras_hvd.launch.guardian",
     "keras_hvd.launch.job",

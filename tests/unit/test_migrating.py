@@ -206,7 +206,7 @@ def test_options(option, tmp_path, monkeypatch):
     pathlib.Path("hosts").write_text("localhost slots=2\n")
     pathlib.Path("config.yaml").write_text("verbose: true\n")
     # The last one wins, so that -np is asked for as well where the row is of it.
-    command = ["-np", "1", *option.split(), "true"]
+    command = ["-np", "2", *option.split(), "true"]
     if OPTIONS[option] == "refused":
         with pytest.raises(usage.UsageError, match=option.split()[0]):
             command_line.read(command)

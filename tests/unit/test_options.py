@@ -85,7 +85,7 @@ def test_what_options_set_is_read():
 
 @pytest.mark.parametrize(
     "argument, value, name",
-    [("np", 0, "np"), ("num_proc", 0, "num_proc"), ("min_np", 1, "min_np")],
+    [("np", 0, "np"), ("num_proc", 0, "num_proc"), ("max_np", 1, "max_np")],
 )
 def test_errors_name_arguments_of_run_as_they_were_given(argument, value, name):
     with pytest.raises(UsageError) as raised:

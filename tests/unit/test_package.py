@@ -68,11 +68,6 @@ def test_is_cited_by_its_version_and_license():
     assert cited["license"] == "Apache-2.0"
 
 
-def test_elastic_jobs_are_refused_with_the_reason():
-    with pytest.raises(AttributeError, match="keras_hvd has no elastic jobs"):
-        _ = keras_hvd.elastic
-
-
 def test_importing_it_imports_nothing_heavy():
     program = (
         "import sys, keras_hvd; "

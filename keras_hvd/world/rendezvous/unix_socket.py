@@ -48,7 +48,7 @@ async def accept(listening: socket.socket, deadline: float) -> socket.socket | N
             # A process that asked may have gone.
             continue
         accepted.setblocking(False)
-        if _is_own(accepted):
+        if is_own(accepted):
             return accepted
         accepted.close()
     return None
@@ -74,7 +74,7 @@ async def connect(name: str, deadline: float) -> socket.socket:
                 if time.monotonic() > deadline:
                     raise TimeoutError("it does not answer") from None
                 await event_loop.pause(_PAUSE_SECONDS)
-        if not _is_own(connected):
+        if not is_own(connected):
             raise PermissionError("it is a process of another user")
     except BaseException:
         connected.close()
@@ -93,7 +93,7 @@ def _address(name: str) -> bytes:
     return b"\0" + name.encode()
 
 
-def _is_own(connected: socket.socket) -> bool:
+def is_own(connected: socket.socket) -> bool:
     """Whether the process at the other end belongs to this user."""
     credentials = connected.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size

@@ -1,0 +1,172 @@
+"""What outlives a change of the job: the values that a training goes on from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from keras_hvd.job.objects import allgather_object, broadcast_object
+
+
+class State:
+    """What a training goes on from when ranks have died.
+
+    A subclass says how this is kept, by `save`, `restore` and `broadcast`.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> class Count(keras_hvd.elastic.State):
+    ...     steps = saved = 0
+    ...     def save(self):
+    ...         self.saved = self.steps
+    ...     def restore(self):
+    ...         self.steps = self.saved
+    ...     def broadcast(self, root_rank):
+    ...         self.steps = keras_hvd.broadcast_object(self.steps, root_rank)
+    >>> count = Count()
+    >>> count.steps = 3
+    >>> count.commit()
+    >>> count.steps = 4
+    >>> count.restore()
+    >>> count.steps
+    3
+    """
+
+    def __init__(self) -> None:
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+        self._has_synced = False
+
+    def register_reset_callbacks(
+        self, callbacks: Iterable[Callable[[], object]]
+    ) -> None:
+        """Adds functions to be called in each later job, before its ranks synchronize.
+
+        Args:
+            callbacks: functions without arguments, such as one that sets a learning
+                rate by the number of ranks.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Runs `reset` and the reset callbacks, once this process is in a later job."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Keeps the present values, to which a rank's death takes training back.
+
+        All ranks call it at the same steps. It waits for no other rank.
+        """
+        self.save()
+        self._commits += 1
+
+    def check_host_updates(self) -> None:
+        """Does nothing: no rank comes, or leaves but by its end. Horovod has it."""
+
+    def sync(self) -> None:
+        """Gives all ranks the values of the one that has committed most; keeps them.
+
+        Among equals that is the lowest rank. A rank that is new has nothing that counts
+        unless all are.
+
+        Raises:
+            RankFailedError: another rank has died.
+        """
+        mine = self._has_synced, self._commits
+        of_ranks = allgather_object(mine, name="keras_hvd/elastic/commits")
+        furthest = max(of_ranks)
+        self.broadcast(of_ranks.index(furthest))
+        self.save()
+        self._has_synced, self._commits = True, furthest[1]
+
+    def save(self) -> None:
+        """Copies the present values. `commit` calls it."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to the values that were saved last."""
+        raise NotImplementedError
+
+    def broadcast(self, root_rank: int) -> None:
+        """Gives all ranks the present values of one. `sync` calls it.
+
+        Args:
+            root_rank: the rank that sends its values.
+        """
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapts to a later job, before its ranks synchronize; by default, nothing."""
+
+
+class ObjectState(State):
+    """Python objects that a training goes on from, as attributes.
+
+    Args:
+        kwargs: their names and first values. They are copied deeply at a commit, and
+            pickled to be sent.
+
+    Raises:
+        ValueError: a method of the state has that name.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> state = keras_hvd.elastic.ObjectState(epoch=0, losses=[])
+    >>> state.losses.append(0.5)
+    >>> state.commit()
+    >>> state.losses.append(0.4)
+    >>> state.restore()
+    >>> state.losses
+    [0.5]
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        for name in kwargs:
+            if callable(getattr(type(self), name, None)):
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is a method of it: give the value "
+                    "another name"
+                )
+        self._names = tuple(kwargs)
+        self._give_out(kwargs)
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self._objects())
+
+    def restore(self) -> None:
+        # The copy must survive changes of what is given out.
+        self._give_out(copy.deepcopy(self._saved))
+
+    def broadcast(self, root_rank: int) -> None:
+        name = "keras_hvd/elastic/objects"
+        self._give_out(broadcast_object(self._objects(), root_rank, name=name))
+
+    def _objects(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+    def _give_out(self, objects: dict[str, Any]) -> None:
+        for name, value in objects.items():
+            setattr(self, name, value)
+
+
+def require_state(function: str, state: Any) -> None:
+    """Raises TypeError unless it is a State; `function` is the public caller's name.
+
+    Example:
+
+    >>> require_state("run", ObjectState(epoch=0))
+    """
+    if not isinstance(state, State):
+        raise TypeError(
+            f"{function} takes a keras_hvd.elastic.State, such as "
+            f"keras_hvd.elastic.KerasState(model); got {state!r}"
+        )

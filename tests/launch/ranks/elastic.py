@@ -1,0 +1,88 @@
+"""Trains a line in float64, on shares of the same global batches, and goes on.
+
+Takes a file for what it has seen, and then pairs of a rank, as it was started, and the
+step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
+job, "7-" by SIGSTOP. Prints, at the end, what it has seen.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd.world import initialization
+
+STEPS, ROWS = 20, 12
+MARKS = {"": signal.SIGKILL, "-": signal.SIGSTOP}
+
+keras.config.set_floatx("float64")
+folder = Path(sys.argv[1])
+ends = dict(zip(map(int, sys.argv[2::2]), sys.argv[3::2], strict=True))
+keras_hvd.init()
+started_as = keras_hvd.rank()
+mine = ends.get(started_as, "0")
+die_at, how = int(mine.rstrip("!?-")), mine.lstrip("0123456789")
+
+rng = np.random.default_rng(7)
+x, y = rng.normal(size=(STEPS * ROWS, 3)), rng.normal(size=(STEPS * ROWS, 1))
+keras.utils.set_random_seed(started_as)
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+state = keras_hvd.elastic.KerasState(model, optimizer, step=0)
+traces, sizes = [], []
+
+
+@tf.function(reduce_retracing=True)
+def update(rows, wanted):
+    traces.append(1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(rows) - wanted))
+    variables = model.trainable_variables
+    optimizer.apply(tape.gradient(loss, variables), variables)
+
+
+def end_as_told():
+    if how == "!":
+        raise ValueError("a mistake of this rank alone")
+    os.kill(os.getpid(), MARKS[how])
+
+
+def die_joining(cancel):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if how == "?":
+    initialization.rejoin = die_joining
+
+
+@keras_hvd.elastic.run
+def train(state):
+    sizes.append(keras_hvd.size())
+    while state.step < STEPS:
+        if state.step == die_at and how != "?" and mine != "0":
+            end_as_told()
+        rank, size = keras_hvd.rank(), keras_hvd.size()
+        batch = slice(state.step * ROWS, (state.step + 1) * ROWS)
+        update(x[batch][rank::size], y[batch][rank::size])
+        state.step += 1
+        state.commit()
+
+
+train(state)
+if keras_hvd.rank() == 0:
+    model.save(folder / "model.keras")
+seen = {
+    "rank": keras_hvd.rank(),
+    "sizes": sizes,
+    "traces": len(traces),
+    "process": os.getpid(),
+    "step": state.step,
+    "weights": [each.numpy().tolist() for each in model.weights],
+}
+(folder / f"{started_as}.json").write_text(json.dumps(seen))
