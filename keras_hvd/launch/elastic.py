@@ -65,7 +65,7 @@ class ElasticJob(Job):
             f"rank {ended.number} (process {ended.process}) {report.describe(ended)}; "
             f"{left} {'ranks are' if left > 1 else 'rank is'} left"
         )
-        self._break()
+        self._note_break()
         self._form_if_all_wait()
 
     def _can_lose(self, ended: Rank, status: int) -> bool:
@@ -97,11 +97,9 @@ class ElasticJob(Job):
             self._tell(words, "end", why=why)
         self._deadline = None
 
-    def _break(self) -> None:
-        """Begins to wait until all that are left have left their job."""
+    def _note_break(self) -> None:
         if self._broken_at == 0:
             self._broken_at = time.monotonic()
-            self._deadline = self._broken_at + self._options.elastic_timeout
 
     def _on_caller(self) -> None:
         words = renewal.accept(self._callers)
@@ -114,7 +112,7 @@ class ElasticJob(Job):
             for told in words.heard():
                 self._on_message(words, told)
         except OSError:
-            # The rank has ended, or goes on in its next job.
+            # The rank has ended, or goes on in its next job; or it is none.
             self._selector.unregister(words.fileno())
             words.close()
             for number in [n for n, each in self._waiting.items() if each is words]:
@@ -122,13 +120,16 @@ class ElasticJob(Job):
 
     def _on_message(self, words: Words, told: dict[str, Any]) -> None:
         if told["word"] == "waits":
-            self._waiting[told["number"]] = words
+            self._waiting[told.get("number", -1)] = words
             if self._stage != Stage.RUNNING:
                 self._tell(words, "end", why="it is ending")
                 return
-            self._break()
+            self._note_break()
+            if self._deadline is None:
+                # Not before: those that are done need no other, and take their time.
+                self._deadline = time.monotonic() + self._options.elastic_timeout
             self._form_if_all_wait()
-        elif told["job"] != self._next:
+        elif told.get("job") != self._next:
             # Of a job that was called off.
             return
         elif told["word"] == "joined":
@@ -136,14 +137,20 @@ class ElasticJob(Job):
                 number for number, each in self._waiting.items() if each is words
             }
             self._go_if_all_joined()
+        elif not self._all_wait:
+            # One has ended, and its end is about to be known.
+            return
         elif self._tries < _MOST_TRIES:
             self._form()
         else:
-            self._tell_of_end(f"the ranks cannot join: {told['why']}")
+            self._tell_of_end(f"the ranks cannot join: {told.get('why')}")
+
+    @property
+    def _all_wait(self) -> bool:
+        return all(one.number in self._waiting for one in self._left)
 
     def _form_if_all_wait(self) -> None:
-        left = self._left
-        if left and all(one.number in self._waiting for one in left):
+        if self._left and self._all_wait:
             self._tries = 0
             self._form()
 

@@ -27,6 +27,7 @@ from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.separate import SeparateTrainings
 from keras_hvd.launch.status import RankEnd, Status
+from keras_hvd.world import renewal
 from keras_hvd.world.rendezvous import joined
 from keras_hvd.world.rendezvous.nodes import NodeRanks, OtherNodes
 
@@ -186,8 +187,9 @@ class Job:
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
         given = {**os.environ}
-        # The variable of this khvdrun's own job, if it is itself a rank of one.
-        given.pop("KERAS_HVD_REPORT", None)
+        # Variables of this khvdrun's own job, if it is itself a rank of one.
+        for name in ("KERAS_HVD_REPORT", renewal.VARIABLE):
+            given.pop(name, None)
         given |= options.variables
         of_all = {
             **cores.thread_variables(options.ranks),

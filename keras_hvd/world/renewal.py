@@ -11,6 +11,7 @@ Each rank connects once its job has failed. Both ends speak in lines of JSON:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -34,6 +35,11 @@ class Words:
     >>> here.say("join", rank=1)
     >>> there.hear()
     {'word': 'join', 'rank': 1}
+    >>> here._socket.send(b"GET / HTTP/1.1\\r\\n")
+    16
+    >>> there.hear()
+    Traceback (most recent call last):
+    ConnectionError: it speaks otherwise
     """
 
     def __init__(self, connected: socket.socket):
@@ -51,21 +57,21 @@ class Words:
         self._socket.sendall(json.dumps({"word": word, **rest}).encode() + b"\n")
 
     def hear(self) -> dict[str, Any]:
-        """Waits for the next message. Raises ConnectionError at the end of the other.
-
-        The other end is a process of this user that this package runs, so its
-        messages are taken as they are.
-        """
+        """Waits for the next message. Raises OSError, also at the end or nonsense."""
         while b"\n" not in self._read:
             if not self._receive():
-                raise ConnectionError("khvdrun has ended")
+                raise ConnectionError("it has ended")
         line, _, self._read = self._read.partition(b"\n")
-        return json.loads(line)
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if isinstance(told, dict) and "word" in told:
+                return told
+        raise ConnectionError("it speaks otherwise")
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """The messages that have arrived, without a wait. Raises ConnectionError."""
+        """The messages that have come, without a wait. Raises OSError like `hear`."""
         if not self._receive():
-            raise ConnectionError("the rank has ended")
+            raise ConnectionError("it has ended")
         while b"\n" in self._read:
             yield self.hear()
 
