@@ -23,8 +23,8 @@
 // compiled in. It is a request that ends at once and never reaches the engine. So its
 // error waits, as that of any other request, until XLA can free the program's buffers.
 //
-// *Whole step* takes a step's gradients once all are there, and returns the same memory,
-// and a 0 that XLA does not know. CPUs only.
+// *Whole step* takes a step's gradients once all are there, and returns the same
+// memory, and a 0 that XLA does not know. CPUs only.
 //
 // On a GPU a token has no numbers, and done ends differently: see xla_gpu_calls.cc.
 #pragma once

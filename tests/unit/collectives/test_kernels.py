@@ -20,6 +20,7 @@ IN_HOST_MEMORY = {
     "KerasHvdJoin": {"last"},
     "KerasHvdJobValue": {"value"},
     "KerasHvdStart": {"handle"},
+    "KerasHvdWholeStep": {"zero"},
 }
 
 
