@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <array>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -272,15 +273,23 @@ TEST(GpuTimeline, AnAbortLeavesAValidFileAndNoEvent) {
     job.Connect();
     Timed recording(&job, "aborted");
     libraries->HoldCollectives(1, true);
+    std::array<size_t, 2> staged = {};
     job.ForEach([&](GpuRank& self, int) {
       ASSERT_TRUE(self.End(self.Submit(Sum("grad/w", {1, 2}))).ok());
     });
     if (through_host) {
       // It waits for the one before on the stream.
-      job.ForEach([&](GpuRank& self, int) { self.Submit(ThroughHost("grad/v")); });
-      while (FunctionsOf(libraries).count("cuMemcpyDtoHAsync") == 0) sched_yield();
+      job.ForEach([&](GpuRank& self, int rank) {
+        staged[rank] = self.Submit(ThroughHost("grad/v"));
+      });
+      while (CountCalls(libraries, "cuMemcpyDtoHAsync") < 2) sched_yield();
     }
     job.state(0).Fail(Code::kRankFailed, "rank 1 died", 1);
+    if (through_host) {
+      job.ForEach([&](GpuRank& self, int rank) {
+        EXPECT_EQ(self.End(staged[rank]).code, Code::kRankFailed);
+      });
+    }
     job.ForEach([](GpuRank& self, int) { self.Synchronize(); });
     job.ForEach([](GpuRank& self, int) {
       Buffer output;
