@@ -2,7 +2,7 @@
 
 Takes a file for what it has seen, and then pairs of a rank, as it was started, and the
 step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
-job, "7-" by SIGSTOP. Prints, at the end, what it has seen.
+job, "7-" by SIGKILL once it has stopped rank 1. Writes, at the end, what it has seen.
 """
 
 import json
@@ -19,13 +19,13 @@ import keras_hvd
 from keras_hvd.world import initialization
 
 STEPS, ROWS = 20, 12
-MARKS = {"": signal.SIGKILL, "-": signal.SIGSTOP}
 
 keras.config.set_floatx("float64")
 folder = Path(sys.argv[1])
 ends = dict(zip(map(int, sys.argv[2::2]), sys.argv[3::2], strict=True))
 keras_hvd.init()
 started_as = keras_hvd.rank()
+processes = keras_hvd.allgather_object(os.getpid())
 mine = ends.get(started_as, "0")
 die_at, how = int(mine.rstrip("!?-")), mine.lstrip("0123456789")
 
@@ -50,7 +50,11 @@ def update(rows, wanted):
 def end_as_told():
     if how == "!":
         raise ValueError("a mistake of this rank alone")
-    os.kill(os.getpid(), MARKS[how])
+    if how == "-":
+        os.kill(processes[1], signal.SIGSTOP)
+        while ") T" not in Path(f"/proc/{processes[1]}/stat").read_text():
+            os.sched_yield()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_joining(cancel):
