@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from keras_hvd.callbacks.evaluation import evaluate as evaluate
     from keras_hvd.callbacks.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.exceptions import ForkedError as ForkedError
+    from keras_hvd.exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
     from keras_hvd.exceptions import LibraryError as LibraryError
     from keras_hvd.exceptions import MismatchError as MismatchError
@@ -187,6 +188,7 @@ _DEFINED_IN = {
     "Compression": "backends.tensorflow.compression",
     "evaluate": "callbacks.evaluation",
     "ForkedError": "exceptions",
+    "HostsUpdatedInterrupt": "exceptions",
     "KerasHvdError": "exceptions",
     "LibraryError": "exceptions",
     "MismatchError": "exceptions",

@@ -19,6 +19,10 @@ class RankFailedError(KerasHvdError):
     """Another rank died or left, or the job was aborted: this one cannot go on."""
 
 
+class HostsUpdatedInterrupt(RuntimeError):
+    """Other ranks wait to join this job: no failure, and `elastic.run` catches it."""
+
+
 class MismatchError(KerasHvdError, ValueError):
     """This rank's request is wrong, or does not fit the other ranks'."""
 

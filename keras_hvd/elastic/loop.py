@@ -8,18 +8,18 @@ from typing import Any
 
 from keras_hvd.elastic import world
 from keras_hvd.elastic.state import State, require_state
+from keras_hvd.exceptions import HostsUpdatedInterrupt
 from keras_hvd.job import basics, native
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a training go on when ranks of its job die.
+    """Makes a training go on when ranks of its job die, and when others come.
 
     The function begins with the same state on all ranks. If it fails because a rank has
-    died, the others go back to their last commit; if ranks are to come or leave, which
-    a commit tells, all keep what they have. Those that are there then are a job of
-    their own, and the function is called again. It must go on from what is in the
-    state. Ranks that are new call it for the first time, so no collective may come
-    before it.
+    died, the others go back to their last commit; if ranks are to come, which a commit
+    tells, all keep what they have. Those that are there then are a job of their own,
+    and the function is called again. It must go on from what is in the state. A rank
+    that is new is alone until it calls the function, so no collective may come before.
 
     Args:
         func: takes a `State` and then any arguments.
@@ -52,6 +52,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def elastic(state: State, *args: Any, **kwargs: Any) -> Any:
         require_state("keras_hvd.elastic.run's function", state)
         basics.require_initialized("elastic.run")
+        with world.connected():
+            if world.is_new():
+                world.renew()
+            return in_jobs(state, *args, **kwargs)
+
+    def in_jobs(state: State, *args: Any, **kwargs: Any) -> Any:
         is_later_job = False
         while True:
             try:
@@ -59,6 +65,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     state.on_reset()
                 state.sync()
                 return func(state, *args, **kwargs)
+            except HostsUpdatedInterrupt:
+                # What the state has is what all ranks have.
+                world.renew()
             except Exception as error:
                 # A death ends collectives, callbacks and the user's own code with all
                 # kinds of exceptions, in words that TensorFlow chooses.

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_hvd.elastic import world
+from keras_hvd.exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from keras_hvd.job.objects import allgather_object, broadcast_object
 
 
@@ -60,13 +62,31 @@ class State:
     def commit(self) -> None:
         """Keeps the present values, to which a rank's death takes training back.
 
-        All ranks call it at the same steps. It waits for no other rank.
+        All ranks call it at the same steps. It waits for no other rank, unless the job
+        may gain ranks: then `check_host_updates` is part of it.
+
+        Raises:
+            HostsUpdatedInterrupt: as `check_host_updates` does.
         """
         self.save()
         self._commits += 1
+        self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: no rank comes, or leaves but by its end. Horovod has it."""
+        """Ends the function that runs, on all ranks, if others wait to join the job.
+
+        All ranks call it at the same steps. What they have then, committed or not, is
+        what training goes on from.
+
+        Raises:
+            HostsUpdatedInterrupt: others wait; for `elastic.run` to catch.
+            RankFailedError: another rank has died.
+        """
+        if world.others_wait():
+            raise HostsUpdatedInterrupt(
+                "other ranks wait to join this job: keras_hvd.elastic.run goes on with "
+                "them, if nothing catches this before"
+            )
 
     def sync(self) -> None:
         """Gives all ranks the values of the one that has committed most; keeps them.

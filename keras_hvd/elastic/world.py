@@ -1,43 +1,100 @@
-"""The job that this process is in, and the next one after ranks have failed."""
+"""The job that this process is in, and the next one with fewer ranks or with more."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+
+import numpy as np
 
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
-from keras_hvd.job import basics
+from keras_hvd.job import basics, objects
 from keras_hvd.world import initialization, renewal
+
+# The connection with `khvdrun`, while a function of `elastic.run` is under way in a job
+# that may change.
+_words: renewal.Words | None = None
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[None]:
+    """Hears what `khvdrun` says of other ranks, if the job may change.
+
+    Raises RankFailedError if there is none any more.
+    """
+    global _words
+    told = renewal.of(os.environ)
+    if told is None or _words is not None:
+        yield
+        return
+    try:
+        _words = renewal.connect(told)
+    except OSError as error:
+        raise _names_no_job(error) from error
+    try:
+        yield
+    finally:
+        _words.close()
+        _words = None
+
+
+def is_new() -> bool:
+    """Whether this process was started later than its job, and is not in it so far."""
+    told = renewal.of(os.environ)
+    return told is not None and told.is_new
+
+
+def others_wait() -> bool:
+    """Whether new ranks wait for a place in this job.
+
+    All ranks ask at the same time, and get the answer that rank 0 has.
+    """
+    told = renewal.of(os.environ)
+    if _words is None or told is None or not told.gains:
+        return False
+    answer = np.array([_words.are_there()], np.uint8)
+    objects.broadcast_array(answer, 0, "keras_hvd/elastic/others wait")
+    return bool(answer[0])
 
 
 def renew() -> None:
-    """Leaves the job, which has failed, and joins the next one, of those that are left.
+    """Leaves the job, and joins the next one, of those that are there.
 
     Raises RankFailedError if there is none.
     """
-    if renewal.VARIABLE not in os.environ:
+    if _words is None:
         raise RankFailedError(
             "this job keeps its ranks, so it ends with the first that fails. Start it "
             "with khvdrun --min-np N, and it goes on as long as N are left"
         )
     basics.shutdown()
     try:
-        with contextlib.closing(renewal.connect(os.environ)) as words:
-            _join_next(words)
+        _words.say("waits")
+        _join_next(_words)
     except OSError as error:
-        raise RankFailedError(f"khvdrun names no next job: {error}") from error
+        raise _names_no_job(error) from error
 
 
 def _join_next(words: renewal.Words) -> None:
     while (told := words.hear())["word"] != "go":
+        if told["word"] == "others":
+            # They are to join the same job.
+            continue
         if told["word"] == "end":
             raise RankFailedError(f"the job does not go on: {told['why']}")
         # A later place calls off the one before.
         basics.shutdown()
-        renewal.take_place(told)
+        place = renewal.of(os.environ)
+        assert place is not None, "or there would be no words"
+        renewal.take_place(place, told)
         try:
             initialization.rejoin(cancel=words.fileno())
         except KerasHvdError as error:
             words.say("could not", job=told["job"], why=str(error))
         else:
             words.say("joined", job=told["job"])
+
+
+def _names_no_job(error: OSError) -> RankFailedError:
+    return RankFailedError(f"khvdrun names no next job: {error}")

@@ -78,13 +78,13 @@ def broadcast_object(
     data, error = _pickled(obj) if is_root else (np.empty(0, np.uint8), None)
     length = np.array(data.size, np.int64)
     with _name_or_turn("broadcast_object", name, number) as name:
-        _broadcast(length, root_rank, f"{name}/length", number)
+        broadcast_array(length, root_rank, f"{name}/length", number)
         if not length:
             raise error or _not_pickled("broadcast_object", root_rank)
         if not is_root:
             data, error = _room_for(int(length))
         try:
-            _broadcast(data, root_rank, f"{name}/pickle", number)
+            broadcast_array(data, root_rank, f"{name}/pickle", number)
         except MismatchError as mismatch:
             # Roots and lengths agree by now.
             raise error or _no_room("broadcast_object", mismatch) from mismatch
@@ -239,7 +239,9 @@ def _not_pickled(function: str, rank: int) -> MismatchError:
     )
 
 
-def _broadcast(array: np.ndarray, root_rank: int, name: str, process_set: int) -> None:
+def broadcast_array(
+    array: np.ndarray, root_rank: int, name: str, process_set: int = 0
+) -> None:
     """Fills `array` with the root's elements; on the root it is only read."""
     tensor = _tensor(array)
     tensor.output = array.ctypes.data

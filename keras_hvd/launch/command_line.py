@@ -144,8 +144,7 @@ def _checked(given: Namespace, command: Sequence[str]) -> Options:
         raise UsageError(
             "how many processes? Say so with -np, as in: khvdrun -np 2 ..."
         )
-    if given.least_ranks is not None:
-        _check_elastic(given, others)
+    _check_elastic(given, others)
     if not command:
         raise UsageError("no command given, as in: khvdrun -np 2 python train.py")
     if given.output_directory is not None:
@@ -415,7 +414,28 @@ def _check_scaling(given: Namespace) -> None:
 
 
 def _check_elastic(given: Namespace, others: Sequence[HostSlots]) -> None:
-    """Refuses options that do not go with ranks that leave."""
+    """Refuses options that do not go with ranks that leave, and those only for them."""
+    if given.least_ranks is None:
+        for value, option in (
+            (given.cooldown_range, "--blacklist-cooldown-range"),
+            (given.elastic_timeout, "--elastic-timeout"),
+            (given.reset_limit, "--reset-limit"),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{option} is for jobs that go on when ranks die: say with "
+                    "--min-np how many are to be left"
+                )
+        return
+    if given.elastic_timeout is None:
+        given.elastic_timeout = 600.0
+    if given.cooldown_range is not None:
+        first, most = given.cooldown_range
+        if first > most:
+            raise UsageError(
+                f"--blacklist-cooldown-range {first:g} {most:g}: the first number of "
+                "seconds is more than the second"
+            )
     if given.least_ranks > given.num_proc:
         raise UsageError(
             f"--min-np {given.least_ranks} is more than -np {given.num_proc}"

@@ -1,7 +1,9 @@
 """A job that goes on with the ranks that are left after others have failed.
 
 Its script calls `keras_hvd.elastic.run`. A rank whose job has failed asks here for its
-place in the next one, so it does not matter which rank has failed.
+place in the next one, so it does not matter which rank has failed. Ranks that have
+failed may be started again: such a new one waits here until those of the job make room
+for it, and all get places in another job.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ import functools
 import selectors
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from keras_hvd.launch import report
 from keras_hvd.launch.job import Job, Stage
 from keras_hvd.launch.rank import Rank
+from keras_hvd.launch.starts import Starts
 from keras_hvd.world import renewal
-from keras_hvd.world.renewal import Words
+from keras_hvd.world.renewal import Renewal, Words
 
 # The times in a row that all ranks are there and cannot join.
 _MOST_TRIES = 3
@@ -28,55 +31,139 @@ class ElasticJob(Job):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        assert self._options.least_ranks is not None, "or it is no such job"
-        self._least: int = self._options.least_ranks
+        options = self._options
+        assert options.least_ranks is not None, "or it is no such job"
+        assert options.elastic_timeout is not None, "or it is no such job"
+        self._least: int = options.least_ranks
+        self._timeout: float = options.elastic_timeout
         self._lost: list[Rank] = []
-        # Those that have left their job, by the number with which they were started.
+        # The numbers, as they were started, of those in the job: the first is rank 0.
+        self._members = [*range(options.ranks)]
+        self._starts = Starts(options.cooldown_range)
+        # The connections of ranks that run the function, and those that are in no job.
+        self._words: dict[int, Words] = {}
         self._waiting: dict[int, Words] = {}
+        self._joining: list[int] = []  # those that have places in the next job
         self._joined_next: set[int] = set()
         self._next = ""  # the job that they are joining
         self._changes = 0
         self._tries = 0
         self._broken_at = 0.0
+        self._why_over = ""  # why there is no next job
         self._callers = renewal.listen(self._node_ranks.job)
         self._selector.register(self._callers, selectors.EVENT_READ, self._on_caller)
 
-    def _environment(self, here: int, given: Mapping[str, str]) -> dict[str, str]:
-        variable = renewal.variable(self._node_ranks.job, here)
-        return {**super()._environment(here, given), **variable}
+    # ---- Starts and ends of ranks
+
+    def _environment(self, here: int) -> dict[str, str]:
+        told = Renewal(self._node_ranks.job, here, self._starts.are_allowed)
+        environment = super()._environment(here)
+        if here in self._members:
+            return {**environment, **told.variables()}
+        # It is alone until it calls the function.
+        told = Renewal(told.name, here, told.gains, is_new=True)
+        alone = f"{told.name}.{here}.{self._starts.count(here)}"
+        environment.pop("KERAS_HVD_REQUIRE_SIZE", None)
+        return {**environment, **renewal.place_of(0, 1, alone), **told.variables()}
+
+    def _times(self) -> list[float | None]:
+        return [*super()._times(), self._starts.next_time]
+
+    def _act_at(self, now: float) -> None:
+        super()._act_at(now)
+        if self._interrupted_by is not None:
+            return
+        for number in self._starts.due(now):
+            self._starts.begin(number)
+            try:
+                self._start_rank(number, self._starts.count(number))
+            except OSError as error:
+                self._starts.give_up(number)
+                self._say(f"rank {number} {self._what_failed(error)}: {error.strerror}")
+                self._form_if_all_wait()
 
     @property
     def _left(self) -> list[Rank]:
-        return [one for one in self._ranks if one.status is None]
+        """The ranks of the job that have not ended, in their order."""
+        running = {one.number: one for one in self._ranks if one.status is None}
+        return [running[number] for number in self._members if number in running]
 
     def _on_end(self, ended: Rank, status: int) -> None:
-        if not self._can_lose(ended, status):
+        for of_numbers in (self._words, self._waiting):
+            of_numbers.pop(ended.number, None)
+        if ended.number not in self._members:
+            self._on_end_of_new(ended, status)
+        elif self._can_lose(ended, status):
+            self._lose(ended, status)
+        else:
+            self._start_no_more()
             if status != 0 and self._stage == Stage.RUNNING:
                 self._end_all(ended)
             super()._on_end(ended, status)
             if self._waiting and self._stage == Stage.RUNNING:
                 self._form_if_all_wait()
+
+    def _on_end_of_new(self, ended: Rank, status: int) -> None:
+        """It has never been in the job, which goes on as it is."""
+        ended.status, ended.wake = status, self._wake
+        self._ranks.remove(ended)
+        if not self._starts.are_allowed or self._interrupted_by is not None:
             return
+        self._say(
+            f"rank {ended.number} (process {ended.process}) {report.describe(ended)} "
+            f"before it had joined: {self._starts.again(ended.number)}"
+        )
+        if ended.number in self._joining or not self._may_become_enough:
+            self._form_if_all_wait()
+
+    def _lose(self, ended: Rank, status: int) -> None:
         ended.status, ended.wake = status, self._wake
         self._ranks.remove(ended)
         self._lost.append(ended)
+        self._members.remove(ended.number)
         left = len(self._left)
+        again = ""
+        if self._changes + 1 == self._options.reset_limit:
+            self._start_no_more()
+        elif self._starts.are_allowed:
+            again = f"; it {self._starts.again(ended.number)}"
         self._say(
             f"rank {ended.number} (process {ended.process}) {report.describe(ended)}; "
-            f"{left} {'ranks are' if left > 1 else 'rank is'} left"
+            f"{left} {'ranks are' if left > 1 else 'rank is'} left{again}"
         )
         self._note_break()
         self._form_if_all_wait()
 
     def _can_lose(self, ended: Rank, status: int) -> bool:
+        left = len(self._left) - 1
+        to_come = self._starts.to_come + 1 if self._starts.are_allowed else 0
         return (
             status != 0
             and self._stage == Stage.RUNNING
             and self._has_joined
             and self._interrupted_by is None
-            and len(self._left) - 1 >= self._least
+            and not self._why_over
+            and left > 0
+            and left + to_come >= self._least
             and self._changes != self._options.reset_limit
         )
+
+    @property
+    def _may_become_enough(self) -> bool:
+        return len(self._left) + self._starts.to_come >= self._least
+
+    def _start_no_more(self) -> None:
+        """Ends the ranks that are not in the job, and starts no other."""
+        self._starts.stop()
+        self._kill_new("had not joined, and is needed no more")
+
+    def _kill_new(self, why: str) -> None:
+        for one in self._ranks:
+            if one.number not in self._members and one.status is None:
+                self._say(
+                    f"rank {one.number} (process {one.process}) {why}: it is killed"
+                )
+                one.signal(signal.SIGKILL)
 
     def _end_all(self, ended: Rank) -> None:
         """Lets the ranks end as those of any job whose rank has failed."""
@@ -93,13 +180,17 @@ class ElasticJob(Job):
         self._tell_of_end(f"rank {ended.number} has ended, and {why}")
 
     def _tell_of_end(self, why: str) -> None:
-        for words in self._waiting.values():
-            self._tell(words, "end", why=why)
+        self._why_over = self._why_over or why
         self._deadline = None
+        self._start_no_more()
+        for words in self._waiting.values():
+            self._tell(words, "end", why=self._why_over)
 
     def _note_break(self) -> None:
         if self._broken_at == 0:
             self._broken_at = time.monotonic()
+
+    # ---- Words of ranks
 
     def _on_caller(self) -> None:
         words = renewal.accept(self._callers)
@@ -112,85 +203,141 @@ class ElasticJob(Job):
             for told in words.heard():
                 self._on_message(words, told)
         except OSError:
-            # The rank has ended, or goes on in its next job; or it is none.
+            # The rank has ended, or its function has; or it is none.
             self._selector.unregister(words.fileno())
             words.close()
-            for number in [n for n, each in self._waiting.items() if each is words]:
-                del self._waiting[number]
+            for of_numbers in (self._words, self._waiting):
+                for number in [n for n, each in of_numbers.items() if each is words]:
+                    del of_numbers[number]
 
     def _on_message(self, words: Words, told: dict[str, Any]) -> None:
+        if told["word"] == "here":
+            number = told.get("number", -1)
+            self._words[number] = words
+            if number in self._members and self._new_ones_wait:
+                self._tell(words, "others")
+            return
+        number = next((n for n, each in self._words.items() if each is words), -1)
         if told["word"] == "waits":
-            self._waiting[told.get("number", -1)] = words
-            if self._stage != Stage.RUNNING:
-                self._tell(words, "end", why="it is ending")
-                return
-            self._note_break()
-            if self._deadline is None:
-                # Not before: those that are done need no other, and take their time.
-                self._deadline = time.monotonic() + self._options.elastic_timeout
-            self._form_if_all_wait()
+            self._on_waiting(number, words)
         elif told.get("job") != self._next:
             # Of a job that was called off.
             return
         elif told["word"] == "joined":
-            self._joined_next |= {
-                number for number, each in self._waiting.items() if each is words
-            }
+            self._joined_next.add(number)
             self._go_if_all_joined()
-        elif not self._all_wait:
+        elif not all(each in self._waiting for each in self._joining):
             # One has ended, and its end is about to be known.
             return
+        elif any(each not in self._members for each in self._joining):
+            # One that is new must not keep the others from going on.
+            self._kill_new(f"could not join: {told.get('why')}")
         elif self._tries < _MOST_TRIES:
             self._form()
         else:
             self._tell_of_end(f"the ranks cannot join: {told.get('why')}")
+
+    def _on_waiting(self, number: int, words: Words) -> None:
+        self._waiting[number] = words
+        if self._why_over or self._stage != Stage.RUNNING:
+            self._tell(words, "end", why=self._why_over or "it is ending")
+            return
+        if number not in self._members:
+            if self._changes == self._options.reset_limit:
+                self._start_no_more()
+            elif self._broken_at == 0:
+                self._tell_of_others()
+            elif not self._joining:
+                self._form_if_all_wait()
+            return
+        self._note_break()
+        if self._deadline is None:
+            # Not before: those that are done need no other, and take their time.
+            self._deadline = time.monotonic() + self._timeout
+        self._form_if_all_wait()
+
+    # ---- The next job
+
+    @property
+    def _new_ones_wait(self) -> bool:
+        return any(number not in self._members for number in self._waiting)
 
     @property
     def _all_wait(self) -> bool:
         return all(one.number in self._waiting for one in self._left)
 
     def _form_if_all_wait(self) -> None:
-        if self._left and self._all_wait:
+        left = self._left
+        if self._why_over or not left or not self._all_wait:
+            return
+        if len(self._waiting) >= self._least:
             self._tries = 0
             self._form()
+        elif self._may_become_enough:
+            self._joining.clear()
+            self._say(
+                f"{_ranks(len(self._waiting))} for others, at most "
+                f"{self._timeout:g} s (--elastic-timeout)"
+            )
+        else:
+            self._tell_of_end(self._too_few)
+
+    @property
+    def _too_few(self) -> str:
+        return f"{len(self._waiting)} are fewer than --min-np {self._least}"
 
     def _form(self) -> None:
-        """Gives the ranks that are left, in their order, places in another job."""
+        """Gives places to the ranks of the job, in their order, then to new ones."""
         self._changes += self._tries == 0
         self._tries += 1
         self._next = f"{self._node_ranks.job}.{self._changes}.{self._tries}"
         self._joined_next.clear()
-        left = self._left
-        for place, one in enumerate(left):
-            words = self._waiting[one.number]
-            self._tell(words, "join", rank=place, size=len(left), job=self._next)
+        of_job = [one.number for one in self._left]
+        new = [number for number in self._waiting if number not in self._members]
+        self._joining = [*of_job, *new]
+        for place, number in enumerate(self._joining):
+            words, size = self._waiting[number], len(self._joining)
+            self._tell(words, "join", rank=place, size=size, job=self._next)
 
     def _go_if_all_joined(self) -> None:
-        left = self._left
-        if not all(one.number in self._joined_next for one in left):
+        if not all(number in self._joined_next for number in self._joining):
             return
         self._deadline = None
-        for one in left:
-            self._tell(self._waiting.pop(one.number), "go")
+        for number in self._joining:
+            self._tell(self._waiting.pop(number), "go")
+        new = [number for number in self._joining if number not in self._members]
+        for number in new:
+            self._starts.note_joined(number)
         seconds = time.monotonic() - self._broken_at
         self._broken_at = 0.0
-        were = ", ".join(str(one.number) for one in left)
         self._say(
-            f"the job goes on with {len(left)} of {self._options.ranks} ranks after "
-            f"{seconds:.2f} s: those that were started as {were}"
+            f"the job goes on with {len(self._joining)} of {self._options.ranks} ranks "
+            f"after {seconds:.2f} s: those that were started as "
+            f"{_listed(self._joining)}" + (f"; {_listed(new)} new" if new else "")
         )
+        self._members, self._joining = self._joining, []
+        if self._new_ones_wait:
+            # They came too late for this one.
+            self._tell_of_others()
+
+    def _tell_of_others(self) -> None:
+        for number in set(self._members) & set(self._words):
+            self._tell(self._words[number], "others")
 
     def _escalate(self) -> None:
         if self._stage != Stage.RUNNING:
             super()._escalate()
             return
         self._deadline = None
+        if self._all_wait and not self._joining:
+            self._tell_of_end(f"{self._too_few}, for {self._timeout:g} s")
+            return
         for one in self._left:
             if one.number not in self._waiting:
                 self._say(
                     f"rank {one.number} (process {one.process}) has not left the job "
-                    f"that failed for {self._options.elastic_timeout:g} s "
-                    "(--elastic-timeout), and is killed"
+                    f"that failed for {self._timeout:g} s (--elastic-timeout), and is "
+                    "killed"
                 )
                 one.signal(signal.SIGKILL)
 
@@ -200,3 +347,11 @@ class ElasticJob(Job):
         except OSError:
             # Its end is about to be known.
             return
+
+
+def _ranks(count: int) -> str:
+    return f"{count} {'ranks wait' if count > 1 else 'rank waits'}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -169,6 +169,12 @@ def run(
     for name, other in _MEAN_THE_SAME.items():
         if values[name] is not None and values[other] is not None:
             raise ValueError(f"{name} and {other} mean the same: give one of them")
+    for name in ("min_num_proc", "min_np", "reset_limit", "cooldown_range"):
+        if values[name] is not None:
+            raise ValueError(
+                f"run: {name}: run returns a result of each rank. For a job that goes "
+                "on without some, start a script with khvdrun --min-np"
+            )
     # The others are options, by their names here.
     for name in ("func", "args", "kwargs", "executable"):
         del values[name]
@@ -177,11 +183,6 @@ def run(
     command = [executable or sys.executable, "-c", _RANK]
     # Checked here, because the child process' error message would get lost.
     options = command_line.of_arguments(values, command)
-    if options.least_ranks is not None:
-        raise ValueError(
-            "run: min_num_proc: run returns a result of each rank. For a job that goes "
-            "on without some, start a script with khvdrun --min-np"
-        )
     if options.hosts:
         other_launchers.hand_over(options, os.environ)
     ranks = options.ranks

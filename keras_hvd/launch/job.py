@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from keras_hvd.backends.current import allocator
 from keras_hvd.job import cores, process_limit
@@ -94,6 +94,8 @@ class Job:
         self._memory = OutOfMemoryWatch()
         self._separate = SeparateTrainings(ranks)
         self._ranks: list[Rank] = []
+        self._bound: list[set[int] | None] = [None] * options.ranks
+        self._variables: dict[str, str] = {}
         self._streams: list[Stream] = []
         self._stopped: list[int] = []
         self._stage = Stage.RUNNING
@@ -183,15 +185,14 @@ class Job:
     def _start(self) -> None:
         options = self._options
         self._note(f"job {self._node_ranks.job} runs {shlex.join(options.command)}")
-        bound: list[set[int] | None] = [None] * options.ranks
         if options.bind_to == "cores":
-            bound = [*cores.shares(options.ranks)]
+            self._bound = [*cores.shares(options.ranks)]
         given = {**os.environ}
         # Variables of this khvdrun's own job, if it is itself a rank of one.
         for name in ("KERAS_HVD_REPORT", renewal.VARIABLE):
             given.pop(name, None)
         given |= options.variables
-        of_all = {
+        self._variables = {
             **cores.thread_variables(options.ranks),
             "PYTHONUNBUFFERED": "1",
             **given,
@@ -199,19 +200,23 @@ class Job:
             **allocator.variables(given),
         }
         for here in range(options.ranks):
-            number = self._node_ranks.first_rank + here
-            environment = self._environment(here, of_all)
-            started = rank.start(
-                number, options, environment, bound[here], self._stdout, self._stderr
-            )
-            self._ranks.append(started)
-            self._streams += started.streams
-            own = bound[here]
-            where = f", bound to cores {sorted(own)}" if own else ""
-            self._note(f"rank {number} is process {started.process}{where}")
+            self._start_rank(here)
 
-    def _environment(self, here: int, given: Mapping[str, str]) -> dict[str, str]:
+    def _start_rank(self, here: int, start: int = 1) -> None:
+        """Starts this host's `here`th rank, for the `start`th time. Raises OSError."""
+        number, own = self._node_ranks.first_rank + here, self._bound[here]
+        started = rank.start(
+            *(number, self._options, self._environment(here), own),
+            *(self._stdout, self._stderr, start),
+        )
+        self._ranks.append(started)
+        self._streams += started.streams
+        where = f", bound to cores {sorted(own)}" if own else ""
+        self._note(f"rank {number} is process {started.process}{where}")
+
+    def _environment(self, here: int) -> dict[str, str]:
         """The variables of the rank that is started as this host's `here`th."""
+        given = self._variables
         return environment_of(here, self._node_ranks, self._options, given)
 
     def _serve_status(self) -> None:
@@ -296,12 +301,7 @@ class Job:
                 return
             for key, _ in events:
                 key.data()
-            now = time.monotonic()
-            for stream in self._streams:
-                if stream.show_at is not None and now >= stream.show_at:
-                    stream.show_held()
-            if self._deadline is not None and now >= self._deadline:
-                self._escalate()
+            self._act_at(time.monotonic())
             if self._stdout.why_incomplete and not self._has_told_of_loss:
                 self._has_told_of_loss = True
                 self._say(
@@ -309,6 +309,18 @@ class Job:
                     f"{self._stdout.why_incomplete}. The job goes on, and lines are "
                     "missing"
                 )
+
+    def _act_at(self, now: float) -> None:
+        """Does what is due."""
+        for stream in self._streams:
+            if stream.show_at is not None and now >= stream.show_at:
+                stream.show_held()
+        if self._deadline is not None and now >= self._deadline:
+            self._escalate()
+
+    def _times(self) -> list[float | None]:
+        """When something is due."""
+        return [self._deadline, *(stream.show_at for stream in self._streams)]
 
     def _choose_what_to_watch(self) -> None:
         for stream in [*self._streams]:
@@ -337,8 +349,7 @@ class Job:
         if not self._has_children:
             is_writing = self._stdout.is_waiting or self._stderr.is_waiting
             return None if is_writing and not self._is_orphan else 0
-        times = [self._deadline, *(stream.show_at for stream in self._streams)]
-        first = min((one for one in times if one is not None), default=None)
+        first = min((one for one in self._times() if one is not None), default=None)
         return None if first is None else max(0, first - time.monotonic())
 
     def _pump(self, stream: Stream) -> None:

@@ -52,8 +52,10 @@ class Options:
     term_after: float = 5.0  # seconds from the first failure until SIGTERM
     kill_after: float = 5.0  # seconds from SIGTERM until SIGKILL
     least_ranks: int | None = None  # the job goes on as long as so many are left
-    elastic_timeout: float = 600.0  # seconds that they wait for each other then
+    elastic_timeout: float | None = None  # seconds that they wait for each other then
     reset_limit: int | None = None  # the most times that it goes on
+    # Seconds before a rank that ended is started again, at first and at most.
+    cooldown_range: tuple[float, float] | None = None
 
     @property
     def is_recorded(self) -> bool:
@@ -278,8 +280,14 @@ _ITS_END = (
         "keras_hvd.elastic.run (default: the first failure ends the job)",
     ),
     Option(
+        *("--blacklist-cooldown-range FROM TO", "cooldown_range", values.seconds, ""),
+        "start a rank that has ended again: after FROM seconds, and after twice as "
+        "many as before each further time, at most TO (default: never)",
+    ),
+    Option(
         *("--elastic-timeout SECONDS", "elastic_timeout", values.seconds, ""),
-        "how long the ranks that are left wait for each other (default: 600)",
+        "how long the ranks that are left wait for each other, and for N to be there "
+        "(default: 600)",
     ),
     Option(
         *("--reset-limit N", "reset_limit", values.whole(0), ""),
@@ -408,8 +416,8 @@ def _ignored(usage: str, variable: str, key: str = "") -> Option:
 
 def _elastic(usage: str) -> Option:
     advice = (
-        "this version of keras_hvd has no ranks that join later: give the number of "
-        "processes with -np"
+        "a job has no more ranks than -np says, on the hosts that it begins with: give "
+        "the number of processes with -np"
     )
     return Option(usage, _REFUSED, advice)
 
@@ -447,7 +455,6 @@ _HOROVODS = (
     _elastic("--max-np --max-num-proc N"),
     _elastic("--slots --slots-per-host N"),
     _elastic("--host-discovery-script X"),
-    _elastic("--blacklist-cooldown-range FROM TO"),
     Option("--binding-args X", _REFUSED, "bind ranks with --bind-to cores"),
     Option("--jsrun", _REFUSED, "khvdrun starts the ranks itself: leave it out"),
 )

@@ -56,11 +56,13 @@ def start(
     cores: set[int] | None,
     stdout: Screen,
     stderr: Screen,
+    start: int = 1,
 ) -> Rank:
     """Starts rank `number` in its own session, bound to `cores` if these are given.
 
-    Rank 0 gets the launcher's standard input and live output. Raises OSError if the
-    command cannot be executed.
+    Rank 0 gets the launcher's standard input and live output. `start` counts the
+    processes of this number, whose files must not replace each other. Raises OSError if
+    the command cannot be executed.
     """
     is_live = number == 0
     prefix = _prefix(number, options)
@@ -79,7 +81,7 @@ def start(
             read_end,
             lines(number, options, screen),
             screen,
-            file(options.output_directory, number, name),
+            file(options.output_directory, number, name, start),
             tail if name == "stderr" else None,
         )
         for (read_end, _), screen, name in zip(
@@ -173,8 +175,8 @@ def stdin(number: int) -> int:
     return subprocess.DEVNULL
 
 
-def file(directory: Path | None, number: int, name: str) -> Path | None:
+def file(directory: Path | None, number: int, name: str, start: int = 1) -> Path | None:
     """The file for a rank's output; None for none."""
     if directory is None:
         return None
-    return directory / f"rank.{number}" / name
+    return directory / f"rank.{number}" / (name if start == 1 else f"{name}.{start}")

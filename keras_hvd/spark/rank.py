@@ -79,8 +79,8 @@ class _JobOfRank(Job):
         super().__init__(options, NodeRanks(rank, size, ""), guardian, signal_mask)
         self._place = place
 
-    def _environment(self, here: int, given: Mapping[str, str]) -> dict[str, str]:
-        return {**given, **self._place}
+    def _environment(self, here: int) -> dict[str, str]:
+        return {**self._variables, **self._place}
 
 
 def launch(parent: str, file: str) -> int:

@@ -33,7 +33,7 @@ from keras_hvd.job import (
 )
 from keras_hvd.job.process_sets import ProcessSet, add_process_set, check_for_init
 from keras_hvd.recording import capacity, files
-from keras_hvd.world import environment, tls
+from keras_hvd.world import environment, renewal, tls
 from keras_hvd.world.launchers.launcher import WayOfMpi
 from keras_hvd.world.launchers.variables import job_name
 from keras_hvd.world.rendezvous import (
@@ -161,11 +161,16 @@ def _join(
     with _leaving_on_error():
         _start_recording(launched, world, meeting, timeline)
     _warn(world, sign)
-    said_once.begin(world.rank, shows_all)
+    later = renewal.of(os.environ)
+    comes_later = later is not None and later.is_new
+    # The ranks that one comes to have said the same.
+    said_once.begin(world.rank or int(comes_later), shows_all)
     _prepare_end(world)
     if os.environ.get(cores.SHARED) == "1":
         cores.share(launched.local_size)
-    process.prepare(world.rank, launched.size, launched.local_rank, launched.local_size)
+    # Nor does it take the first rank's GPU, while it is alone.
+    local_rank = later.number if later and comes_later else launched.local_rank
+    process.prepare(world.rank, launched.size, local_rank, launched.local_size)
     with _leaving_on_error():
         for each in sets:
             add_process_set(each)

@@ -1,7 +1,10 @@
-"""The words between `khvdrun` and ranks that go on in another job without some of them.
+"""The words between `khvdrun` and ranks that go on in another job, with fewer or more.
 
-Each rank connects once its job has failed. Both ends speak in lines of JSON:
+Each rank is connected as long as it runs a function of `elastic.run`. Both ends speak
+in lines of JSON:
 
+    rank:     here        it runs the function
+    khvdrun:  others      new ranks wait for a place in its job
     rank:     waits       it has left its job, and wants a place in the next one
     khvdrun:  join        its place there, which also calls off a place before
     rank:     joined, or could not
@@ -12,18 +15,59 @@ Each rank connects once its job has failed. Both ends speak in lines of JSON:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from keras_hvd.world.rendezvous import unix_socket
 
 VARIABLE = "KERAS_HVD_RENEWAL"
-"""The variable of a rank that may go on in another job: NAME/NUMBER."""
+"""The variable of a rank that may go on in another job."""
 
 _CHUNK_BYTES = 1 << 16
+_PREFIXES = "KERAS_HVD", "HOROVOD"
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a rank is told at its start about other jobs to come.
+
+    Args:
+        name: the socket's.
+        number: the rank's, as it was started.
+        gains: whether new ranks may join the job.
+        is_new: whether this one is new itself, and still alone.
+
+    Example:
+
+    >>> variables = Renewal("khvdrun-7", 2, gains=True, is_new=True).variables()
+    >>> variables
+    {'KERAS_HVD_RENEWAL': 'khvdrun-7/2/gains/new'}
+    >>> of(variables)
+    Renewal(name='khvdrun-7', number=2, gains=True, is_new=True)
+    >>> of({})
+    """
+
+    name: str
+    number: int
+    gains: bool = False
+    is_new: bool = False
+
+    def variables(self) -> dict[str, str]:
+        words = ["gains"] * self.gains + ["new"] * self.is_new
+        return {VARIABLE: "/".join([self.name, str(self.number), *words])}
+
+
+def of(variables: Mapping[str, str]) -> Renewal | None:
+    """What these variables tell; None for a rank of a job that keeps its ranks."""
+    if VARIABLE not in variables:
+        return None
+    name, number, *words = variables[VARIABLE].split("/")
+    return Renewal(name, int(number), "gains" in words, "new" in words)
 
 
 class Words:
@@ -51,6 +95,14 @@ class Words:
 
     def close(self) -> None:
         self._socket.close()
+
+    def are_there(self) -> bool:
+        """Whether something is to be heard without a wait, be it the end."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return bool(self._read)
+        return True
 
     def say(self, word: str, **rest: Any) -> None:
         """Sends a message. Raises OSError."""
@@ -95,29 +147,33 @@ def accept(listening: socket.socket) -> Words | None:
     return None
 
 
-def connect(variables: Mapping[str, str]) -> Words:
-    """Connects a rank with its `khvdrun`, and tells it who waits. Raises OSError."""
-    name, _, number = variables[VARIABLE].rpartition("/")
+def connect(renewal: Renewal) -> Words:
+    """Connects a rank with its `khvdrun`, and tells it who is here. Raises OSError."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connected.connect(b"\0" + f"{name}/renewal".encode())
+        connected.connect(b"\0" + f"{renewal.name}/renewal".encode())
         words = Words(connected)
-        words.say("waits", number=int(number))
+        words.say("here", number=renewal.number)
     except BaseException:
         connected.close()
         raise
     return words
 
 
-def variable(name: str, number: int) -> dict[str, str]:
-    """The variable for the rank that is started with this number."""
-    return {VARIABLE: f"{name}/{number}"}
+def place_of(rank: int, size: int, job: str) -> dict[str, str]:
+    """The variables of a rank's place in a job on this host.
 
+    Example:
 
-def take_place(place: Mapping[str, Any]) -> None:
-    """Makes a `join` message this process' place in its next job."""
-    rank, size = place["rank"], place["size"]
+    >>> place_of(0, 2, "khvdrun-7")["KERAS_HVD_LOCAL_SIZE"]
+    '2'
+    """
     values = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
-    for name, value in values.items():
-        os.environ[f"KERAS_HVD_{name}"] = os.environ[f"HOROVOD_{name}"] = str(value)
-    os.environ["KERAS_HVD_JOB"] = place["job"]
+    names = [(f"{prefix}_{each}", each) for prefix in _PREFIXES for each in values]
+    return {**{name: str(values[each]) for name, each in names}, "KERAS_HVD_JOB": job}
+
+
+def take_place(renewal: Renewal, place: Mapping[str, Any]) -> None:
+    """Makes a `join` message this process' place in its next job."""
+    os.environ.update(place_of(place["rank"], place["size"], place["job"]))
+    os.environ.update(dataclasses.replace(renewal, is_new=False).variables())

@@ -92,7 +92,11 @@ ELSEWHERE: dict[str, dict[str, Where]] = {
         "khvdrun -np 4 --min-np 2 python train.py": (
             "tests/launch/test_elastic.py",
             '*("-np", 4, "--min-np", minimum',
-        )
+        ),
+        "khvdrun -np 4 --min-np 2 --blacklist-cooldown-range 10 300 python train.py": (
+            "tests/launch/test_elastic.py",
+            'AGAIN = "--blacklist-cooldown-range"',
+        ),
     },
     "firewall": {
         "iptables -A INPUT -p tcp -s 10.0.0.0/24 --dport 30000:30100 -j ACCEPT": (
@@ -176,7 +180,12 @@ SHOWN: dict[str, dict[str, Where]] = {
     },
     "elastic": {
         "khvdrun: rank 3 (process 18421) was killed by signal 9 (SIGKILL); 3 ranks are "
-        "left": ("tests/launch/test_elastic.py", "(SIGKILL); 3 ranks are left")
+        "left": ("tests/launch/test_elastic.py", "(SIGKILL); 3 ranks are left"),
+        "khvdrun: rank 2 (process 18420) was killed by signal 9 (SIGKILL); 3 ranks are "
+        "left; it is started again after 10 s": (
+            "tests/launch/test_elastic.py",
+            "3 ranks are left; it is started again after 0 s",
+        ),
     },
     "environment": {
         "2026-11-21 19:34:36.123456 keras_hvd [rank 0] info: joined job "

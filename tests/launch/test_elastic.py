@@ -1,6 +1,7 @@
 """khvdrun --min-np: what is left of a job goes on, and its weights are right."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,13 +20,16 @@ STEPS, ROWS = 20, 12
 def train(khvdrun, tmp_path):
     """Runs the script on four ranks; returns how khvdrun ended, and what ranks saw."""
 
-    def run(*words, minimum=2, script=SCRIPT):
+    def run(*words, minimum=2, script=SCRIPT, **variables):
         options = [each for each in words if str(each).startswith("--")]
+        if AGAIN[0] in options:
+            options, words = [*words[:3], *options[1:]], words[3:]
         values = [each for each in words if each not in options]
         ended = khvdrun.run(
             *("-np", 4, "--min-np", minimum, *options),
             *(sys.executable, script, tmp_path, *values),
             timeout=120,
+            env={**os.environ, **variables},
         )
         seen = [json.loads(each.read_text()) for each in tmp_path.glob("*.json")]
         return ended, sorted(seen, key=lambda each: each["rank"])
@@ -56,6 +60,11 @@ def check(seen, one_process, sizes):
         assert each["sizes"] == sizes
         # Batches of each size have their own shape, once.
         assert each["traces"] <= 2
+    check_weights(seen, one_process)
+
+
+def check_weights(seen, one_process):
+    for each in seen:
         assert each["step"] == STEPS
         for found, expected in zip(each["weights"], one_process, strict=True):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
@@ -105,6 +114,78 @@ def test_one_that_is_stopped_is_killed(train, one_process):
     assert (
         "has not left the job that failed for 2 s (--elastic-timeout)" in ended.stderr
     )
+
+
+AGAIN = "--blacklist-cooldown-range", "0", "0"
+
+
+def test_one_that_died_is_started_again_and_joins(train, one_process):
+    ended, seen = train(*AGAIN, 1, "5", MEMBERS="4")
+    assert ended.returncode == 0, ended.stderr
+    assert [each["started as"] for each in seen] == [0, 2, 3, 1]
+    assert [each["sizes"] for each in seen] == [[4, 3, 4]] * 3 + [[4]]
+    check_weights(seen, one_process)
+    assert "3 ranks are left; it is started again after 0 s\n" in ended.stderr
+    assert "those that were started as 0, 2, 3, 1; 1 new\n" in ended.stderr
+
+
+def test_those_that_are_too_few_wait_for_it(train, one_process):
+    """Without the one whom all would have met."""
+    ended, seen = train(*AGAIN, 0, "5", minimum=4)
+    assert ended.returncode == 0, ended.stderr
+    assert [each["sizes"] for each in seen] == [[4, 4]] * 3 + [[4]]
+    check_weights(seen, one_process)
+    assert "3 ranks wait for others, at most 600 s (--elastic-timeout)" in ended.stderr
+
+
+def test_one_that_joined_may_die_as_any_other(train, one_process):
+    ended, seen = train(*AGAIN, 2, "5", "2new", "17", 3, "17!", MEMBERS="4")
+    assert ended.returncode == 0, ended.stderr
+    assert [each["started as"] for each in seen][:2] == [0, 1]
+    check_weights(seen, one_process)
+
+
+def test_one_that_has_not_joined_by_the_end_is_killed(train, one_process):
+    ended, seen = train(*AGAIN, 3, "5", "--reset-limit=2")
+    assert ended.returncode == 0, ended.stderr
+    check(seen, one_process, [4, 3])
+    assert "had not joined, and is needed no more: it is killed" in ended.stderr
+
+
+def test_one_that_ends_at_each_start_is_given_up(train):
+    ended, seen = train(*AGAIN, 3, "5", "3new", "start", minimum=4)
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert seen == []
+    failed = "ended with exit code 3 before it had joined: is "
+    assert ended.stderr.count(failed + "started again after 0 s") == 2
+    assert failed + "not started again, after 3 such ends" in ended.stderr
+    assert "the job does not go on: 3 are fewer than --min-np 4" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        (("600", "600", "--elastic-timeout=1"), "3 are fewer than --min-np 4, for 1 s"),
+        (("0", "0", "--reset-limit=1"), "3 are fewer than --min-np 4"),
+    ],
+)
+def test_nobody_is_waited_for_in_vain(khvdrun, tmp_path, options, why):
+    options = ("--min-np", 4, AGAIN[0], *options)
+    ended = khvdrun.run("-np", 4, *options, sys.executable, SCRIPT, tmp_path, 3, "5")
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert f"the job does not go on: {why}" in ended.stderr
+
+
+def test_an_interrupt_ends_those_that_wait_for_others(khvdrun, tmp_path):
+    options = ("--min-np", 4, AGAIN[0], 600, 600)
+    words = (sys.executable, SCRIPT, tmp_path, 3, "6")
+    with khvdrun.start("-np", 4, *options, *words) as running:
+        for line in running.stderr:
+            if "3 ranks wait for others" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=60)
+    assert running.returncode == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize(
@@ -159,7 +240,7 @@ def test_an_interrupt_ends_it(khvdrun, tmp_path):
         (("--min-np", "5"), "--min-np 5 is more than -np 4"),
         (("--min-np", "0"), "'0' is not a number of processes"),
         (("--min-np", "2", "--status", "0"), "does not go with --status"),
-        (("--min-np", "2", "--max-np", "6"), "join later"),
+        (("--min-np", "2", "--max-np", "6"), "no more ranks than -np says"),
     ],
 )
 def test_what_is_refused(khvdrun, options, why):

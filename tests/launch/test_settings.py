@@ -154,9 +154,12 @@ def test_an_option_without_effect_is_explained_once(khvdrun, arguments):
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["--max-num-proc", "2"], "--max-num-proc: .* join later: .*-np"),
-        (["--host-discovery-script", "find"], "join later"),
-        (["--blacklist-cooldown-range", "1", "2"], "join later"),
+        (["--max-num-proc", "2"], "--max-num-proc: .*no more ranks than -np says"),
+        (["--host-discovery-script", "find"], "hosts that it begins with"),
+        (["--blacklist-cooldown-range", "1", "2"], "say with --min-np how many"),
+        (["--elastic-timeout", "9"], "--elastic-timeout .* say with --min-np"),
+        (["--reset-limit", "0"], "--reset-limit .* say with --min-np"),
+        (["--min-np", "1", "--blacklist-cooldown-range", "2", "1"], "2 1: the first"),
         (["--mpi-args=-x A"], "--mpi-args: no mpirun runs underneath: .*--bind-to"),
         (["--binding-args=-map-by slot"], "--bind-to cores"),
         (["--jsrun"], "starts the ranks itself"),

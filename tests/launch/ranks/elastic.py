@@ -1,8 +1,10 @@
 """Trains a line in float64, on shares of the same global batches, and goes on.
 
-Takes a file for what it has seen, and then pairs of a rank, as it was started, and the
-step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
-job, "7-" by SIGKILL once it has stopped rank 1. Writes, at the end, what it has seen.
+Takes a folder for what it has seen, and then pairs of a rank, as it was started, and
+the step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
+job, "7-" by SIGKILL once it has stopped rank 1. "2new" is a rank 2 that was started
+again; "start" is before it joins. If MEMBERS is set, step 15 waits for so many ranks.
+Writes, at the end, what it has seen.
 """
 
 import json
@@ -17,17 +19,22 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.world import initialization
+from keras_hvd.world.renewal import of
 
 STEPS, ROWS = 20, 12
 
 keras.config.set_floatx("float64")
 folder = Path(sys.argv[1])
-ends = dict(zip(map(int, sys.argv[2::2]), sys.argv[3::2], strict=True))
+ends = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
+renewal = of(os.environ)
+mine = ends.get(f"{renewal.number}{'new' * renewal.is_new}", "0")
+if mine == "start":
+    sys.exit(3)
 keras_hvd.init()
-started_as = keras_hvd.rank()
+started_as = renewal.number
 processes = keras_hvd.allgather_object(os.getpid())
-mine = ends.get(started_as, "0")
 die_at, how = int(mine.rstrip("!?-")), mine.lstrip("0123456789")
+members = int(os.environ.get("MEMBERS", "0"))
 
 rng = np.random.default_rng(7)
 x, y = rng.normal(size=(STEPS * ROWS, 3)), rng.normal(size=(STEPS * ROWS, 1))
@@ -71,6 +78,8 @@ def train(state):
     while state.step < STEPS:
         if state.step == die_at and how != "?" and mine != "0":
             end_as_told()
+        while state.step == 15 and keras_hvd.size() < members:
+            state.check_host_updates()
         rank, size = keras_hvd.rank(), keras_hvd.size()
         batch = slice(state.step * ROWS, (state.step + 1) * ROWS)
         update(x[batch][rank::size], y[batch][rank::size])
@@ -84,9 +93,10 @@ if keras_hvd.rank() == 0:
 seen = {
     "rank": keras_hvd.rank(),
     "sizes": sizes,
+    "started as": started_as,
     "traces": len(traces),
     "process": os.getpid(),
     "step": state.step,
     "weights": [each.numpy().tolist() for each in model.weights],
 }
-(folder / f"{started_as}.json").write_text(json.dumps(seen))
+(folder / f"{os.getpid()}.json").write_text(json.dumps(seen))

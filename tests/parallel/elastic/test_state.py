@@ -1,5 +1,6 @@
 """All ranks go on from the state of one, and change jobs at the same commit."""
 
+import socket
 from types import SimpleNamespace
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 import keras_hvd
 from keras_hvd import elastic
 from keras_hvd.elastic import loop, world
+from keras_hvd.world import renewal
 
 
 def value(rank: int) -> np.ndarray:
@@ -150,6 +152,26 @@ def test_nobody_is_asked_in_a_job_that_keeps_its_ranks(state, rank, counters):
         state.commit()
     assert counters().tensors == before
     keras_hvd.barrier()
+
+
+def test_all_leave_at_the_same_commit_for_those_that_wait(state, rank, monkeypatch):
+    """Those of whom rank 0 has heard; the others may have heard sooner or later."""
+    told = renewal.Renewal("job", rank, gains=True)
+    monkeypatch.setenv(*next(iter(told.variables().items())))
+    here, there = map(renewal.Words, socket.socketpair())
+    monkeypatch.setattr(world, "_words", here)
+    if rank != 0:
+        there.say("others")
+    state.commit()
+    state.check_host_updates()
+    if rank == 0:
+        there.say("others")
+    with pytest.raises(elastic.HostsUpdatedInterrupt, match="wait to join this job"):
+        state.commit()
+    with pytest.raises(elastic.HostsUpdatedInterrupt):
+        state.check_host_updates()
+    here.close()
+    there.close()
 
 
 def test_a_training_goes_on_in_the_next_job(

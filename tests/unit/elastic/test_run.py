@@ -63,6 +63,29 @@ def test_after_a_failure_it_goes_on_from_the_commit(state, job, error):
     assert state.calls == ["sync", 0, *again, 1, *again, 2]
 
 
+def test_when_others_come_it_goes_on_from_what_it_has(state, job):
+    """Committed or not."""
+
+    @elastic.run
+    def train(state):
+        state.calls.append(state.step)
+        if job.renewals == 2:
+            return "trained"
+        state.step += 1
+        raise elastic.HostsUpdatedInterrupt("others wait")
+
+    assert train(state) == "trained"
+    again = ["reset", "sync"]
+    assert state.calls == ["sync", 0, *again, 1, *again, 2]
+
+
+def test_a_rank_that_is_new_joins_first(state, job, monkeypatch):
+    """With a state that does not count, it has nothing to restore."""
+    monkeypatch.setattr(world, "is_new", lambda: job.renewals == 0)
+    elastic.run(lambda state: state.calls.append("train"))(state)
+    assert (state.calls, job.renewals) == (["sync", "train"], 1)
+
+
 def test_an_exception_of_the_training_itself_is_raised(state, job):
     @elastic.run
     def train(state):

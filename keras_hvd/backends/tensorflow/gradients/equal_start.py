@@ -83,6 +83,21 @@ def compare(
     _tell_at_the_end()
 
 
+def need_not_compare() -> None:
+    """Compares no weights in this job: its ranks have got the same.
+
+    Otherwise ranks that come from another job, whose steps are traced, would leave
+    those that are new alone.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> need_not_compare()
+    """
+    _compared.add((basics.epoch(), 0))
+
+
 def warn_of_difference() -> None:
     """Warns, on rank 0, if weights differed and nothing was broadcast since then."""
     for each in [*_comparisons]:
