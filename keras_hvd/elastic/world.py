@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -15,6 +16,9 @@ from keras_hvd.world import initialization, renewal
 # The connection with `khvdrun`, while a function of `elastic.run` is under way in a job
 # that may change.
 _words: renewal.Words | None = None
+
+# The functions that it was made for.
+_turns = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -29,7 +33,7 @@ def connected() -> Iterator[None]:
         yield
         return
     try:
-        _words = renewal.connect(told)
+        _words = renewal.connect(told, next(_turns))
     except OSError as error:
         raise _names_no_job(error) from error
     try:

@@ -43,6 +43,8 @@ class ElasticJob(Job):
         # The connections of ranks that run the function, and those that are in no job.
         self._words: dict[int, Words] = {}
         self._waiting: dict[int, Words] = {}
+        # For how many functions, one after another, each has called.
+        self._turns: dict[int, int] = dict.fromkeys(self._members, 0)
         self._joining: list[int] = []  # those that have places in the next job
         self._joined_next: set[int] = set()
         self._next = ""  # the job that they are joining
@@ -214,6 +216,8 @@ class ElasticJob(Job):
         if told["word"] == "here":
             number = told.get("number", -1)
             self._words[number] = words
+            self._turns[number] = told.get("turn", 0)
+            self._refuse_late_ones()
             if number in self._members and self._new_ones_wait:
                 self._tell(words, "others")
             return
@@ -243,10 +247,12 @@ class ElasticJob(Job):
             self._tell(words, "end", why=self._why_over or "it is ending")
             return
         if number not in self._members:
+            self._refuse_late_ones()
             if self._changes == self._options.reset_limit:
                 self._start_no_more()
             elif self._broken_at == 0:
-                self._tell_of_others()
+                if self._new_ones_wait:
+                    self._tell_of_others()
             elif not self._joining:
                 self._form_if_all_wait()
             return
@@ -255,6 +261,19 @@ class ElasticJob(Job):
             # Not before: those that are done need no other, and take their time.
             self._deadline = time.monotonic() + self._timeout
         self._form_if_all_wait()
+
+    def _refuse_late_ones(self) -> None:
+        """Ends new ranks that call another function than those of the job do."""
+        reached = max(self._turns[number] for number in self._members)
+        for number, words in [*self._waiting.items()]:
+            if number not in self._members and self._turns[number] != reached:
+                del self._waiting[number]
+                why = (
+                    f"rank {number} calls function {self._turns[number]} of "
+                    f"elastic.run, and the others call function {reached}: a rank can "
+                    "come only while the first one runs"
+                )
+                self._tell(words, "end", why=why)
 
     # ---- The next job
 
@@ -275,6 +294,8 @@ class ElasticJob(Job):
             self._form()
         elif self._may_become_enough:
             self._joining.clear()
+            if self._deadline is None:
+                self._deadline = time.monotonic() + self._timeout
             self._say(
                 f"{_ranks(len(self._waiting))} for others, at most "
                 f"{self._timeout:g} s (--elastic-timeout)"

@@ -147,13 +147,16 @@ def accept(listening: socket.socket) -> Words | None:
     return None
 
 
-def connect(renewal: Renewal) -> Words:
-    """Connects a rank with its `khvdrun`, and tells it who is here. Raises OSError."""
+def connect(renewal: Renewal, turn: int) -> Words:
+    """Connects a rank with its `khvdrun`, and tells it who is here. Raises OSError.
+
+    `turn` is the number of the function that the rank runs, from 1.
+    """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.connect(b"\0" + f"{renewal.name}/renewal".encode())
         words = Words(connected)
-        words.say("here", number=renewal.number)
+        words.say("here", number=renewal.number, turn=turn)
     except BaseException:
         connected.close()
         raise

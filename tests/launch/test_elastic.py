@@ -176,6 +176,38 @@ def test_nobody_is_waited_for_in_vain(khvdrun, tmp_path, options, why):
     assert f"the job does not go on: {why}" in ended.stderr
 
 
+TWO_FUNCTIONS = """
+import os, signal
+import keras_hvd
+keras_hvd.init()
+
+@keras_hvd.elastic.run
+def first(state):
+    state.step += 1
+
+@keras_hvd.elastic.run
+def second(state):
+    if keras_hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    keras_hvd.barrier()
+
+state = keras_hvd.elastic.ObjectState(step=0)
+first(state)
+second(state)
+"""
+
+
+def test_one_that_comes_in_a_second_function_is_refused(train, tmp_path):
+    """It would train what the others have trained, while they train something else."""
+    script = tmp_path / "script.py"
+    script.write_text(TWO_FUNCTIONS)
+    ended, _ = train(*AGAIN, script=script, minimum=4)
+    assert ended.returncode == 128 + signal.SIGKILL
+    why = "rank 1 calls function 1 of elastic.run, and the others call function 2"
+    assert ended.stderr.count(f"RankFailedError: the job does not go on: {why}") == 3
+    assert "the job does not go on: 3 are fewer than --min-np 4" in ended.stderr
+
+
 def test_an_interrupt_ends_those_that_wait_for_others(khvdrun, tmp_path):
     options = ("--min-np", 4, AGAIN[0], 600, 600)
     words = (sys.executable, SCRIPT, tmp_path, 3, "6")
