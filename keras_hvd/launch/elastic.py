@@ -113,7 +113,7 @@ class ElasticJob(Job):
             return
         self._say(
             f"rank {ended.number} (process {ended.process}) {report.describe(ended)} "
-            f"before it had joined: {self._starts.again(ended.number)}"
+            f"before it had joined: it {self._starts.again(ended.number)}"
         )
         if ended.number in self._joining or not self._may_become_enough:
             self._form_if_all_wait()
@@ -334,7 +334,7 @@ class ElasticJob(Job):
         self._say(
             f"the job goes on with {len(self._joining)} of {self._options.ranks} ranks "
             f"after {seconds:.2f} s: those that were started as "
-            f"{_listed(self._joining)}" + (f"; {_listed(new)} new" if new else "")
+            f"{_listed(self._joining)}{_new(new)}"
         )
         self._members, self._joining = self._joining, []
         if self._new_ones_wait:
@@ -372,6 +372,12 @@ class ElasticJob(Job):
 
 def _ranks(count: int) -> str:
     return f"{count} {'ranks wait' if count > 1 else 'rank waits'}"
+
+
+def _new(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    return f"; rank{'s' * (len(numbers) > 1)} {_listed(numbers)} started again"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -126,7 +126,9 @@ def test_one_that_died_is_started_again_and_joins(train, one_process):
     assert [each["sizes"] for each in seen] == [[4, 3, 4]] * 3 + [[4]]
     check_weights(seen, one_process)
     assert "3 ranks are left; it is started again after 0 s\n" in ended.stderr
-    assert "those that were started as 0, 2, 3, 1; 1 new\n" in ended.stderr
+    assert (
+        "those that were started as 0, 2, 3, 1; rank 1 started again\n" in ended.stderr
+    )
 
 
 def test_those_that_are_too_few_wait_for_it(train, one_process):
@@ -156,7 +158,7 @@ def test_one_that_ends_at_each_start_is_given_up(train):
     ended, seen = train(*AGAIN, 3, "5", "3new", "start", minimum=4)
     assert ended.returncode == 128 + signal.SIGKILL
     assert seen == []
-    failed = "ended with exit code 3 before it had joined: is "
+    failed = "ended with exit code 3 before it had joined: it is "
     assert ended.stderr.count(failed + "started again after 0 s") == 2
     assert failed + "not started again, after 3 such ends" in ended.stderr
     assert "the job does not go on: 3 are fewer than --min-np 4" in ended.stderr
