@@ -3,8 +3,8 @@
 Takes a folder for what it has seen, and then pairs of a rank, as it was started, and
 the step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
 job, "7-" by SIGKILL once it has stopped rank 1. "2new" is a rank 2 that was started
-again; "start" is before it joins. If MEMBERS is set, step 15 waits for so many ranks.
-Writes, at the end, what it has seen.
+again: with "start" it ends before it joins, with "never" it does neither. If MEMBERS is
+set, step 15 waits for so many ranks. Writes, at the end, what it has seen.
 """
 
 import json
@@ -30,6 +30,8 @@ renewal = of(os.environ)
 mine = ends.get(f"{renewal.number}{'new' * renewal.is_new}", "0")
 if mine == "start":
     sys.exit(3)
+if mine == "never":
+    signal.pause()
 keras_hvd.init()
 started_as = renewal.number
 processes = keras_hvd.allgather_object(os.getpid())
