@@ -263,10 +263,10 @@ class ElasticJob(Job):
         self._form_if_all_wait()
 
     def _refuse_late_ones(self) -> None:
-        """Ends new ranks that call another function than those of the job do."""
+        """Ends new ranks that call a function which those of the job have left."""
         reached = max(self._turns[number] for number in self._members)
         for number, words in [*self._waiting.items()]:
-            if number not in self._members and self._turns[number] != reached:
+            if number not in self._members and self._turns[number] < reached:
                 del self._waiting[number]
                 why = (
                     f"rank {number} calls function {self._turns[number]} of "
