@@ -8,7 +8,9 @@ for it, and all get places in another job.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import selectors
 import signal
 import time
@@ -24,6 +26,9 @@ from keras_hvd.world.renewal import Renewal, Words
 
 # The times in a row that all ranks are there and cannot join.
 _MOST_TRIES = 3
+
+# Once one rank has found that it cannot join, the others find it within this time.
+_GRACE_SECONDS = 5
 
 
 class ElasticJob(Job):
@@ -47,7 +52,9 @@ class ElasticJob(Job):
         self._turns: dict[int, int] = dict.fromkeys(self._members, 0)
         self._joining: list[int] = []  # those that have places in the next job
         self._joined_next: set[int] = set()
+        self._could_not: set[int] = set()
         self._next = ""  # the job that they are joining
+        self._formed = 0
         self._changes = 0
         self._tries = 0
         self._broken_at = 0.0
@@ -71,10 +78,13 @@ class ElasticJob(Job):
     def _times(self) -> list[float | None]:
         return [*super()._times(), self._starts.next_time]
 
+    def _forward(self, number: signal.Signals) -> None:
+        super()._forward(number)
+        if self._interrupted_by is not None:
+            self._start_no_more(f"since khvdrun got {self._interrupted_by.name}")
+
     def _act_at(self, now: float) -> None:
         super()._act_at(now)
-        if self._interrupted_by is not None:
-            return
         for number in self._starts.due(now):
             self._starts.begin(number)
             try:
@@ -98,7 +108,7 @@ class ElasticJob(Job):
         elif self._can_lose(ended, status):
             self._lose(ended, status)
         else:
-            self._start_no_more()
+            self._start_no_more("since the training ends")
             if status != 0 and self._stage == Stage.RUNNING:
                 self._end_all(ended)
             super()._on_end(ended, status)
@@ -107,27 +117,31 @@ class ElasticJob(Job):
 
     def _on_end_of_new(self, ended: Rank, status: int) -> None:
         """It has never been in the job, which goes on as it is."""
-        ended.status, ended.wake = status, self._wake
-        self._ranks.remove(ended)
-        if not self._starts.are_allowed or self._interrupted_by is not None:
-            return
-        self._say(
-            f"rank {ended.number} (process {ended.process}) {report.describe(ended)} "
-            f"before it had joined: it {self._starts.again(ended.number)}"
-        )
+        self._forget(ended, status)
+        if self._starts.are_allowed:
+            self._say(
+                f"rank {ended.number} (process {ended.process}) "
+                f"{report.describe(ended)} before it had joined: it "
+                f"{self._starts.again(ended.number)}"
+            )
         if ended.number in self._joining or not self._may_become_enough:
             self._form_if_all_wait()
 
-    def _lose(self, ended: Rank, status: int) -> None:
+    def _forget(self, ended: Rank, status: int) -> None:
         ended.status, ended.wake = status, self._wake
         self._ranks.remove(ended)
+        # What it has started would be in its successor's way, such as processes that
+        # read data.
+        with contextlib.suppress(OSError):
+            os.killpg(ended.process, signal.SIGTERM)
+
+    def _lose(self, ended: Rank, status: int) -> None:
+        self._forget(ended, status)
         self._lost.append(ended)
         self._members.remove(ended.number)
         left = len(self._left)
         again = ""
-        if self._changes + 1 == self._options.reset_limit:
-            self._start_no_more()
-        elif self._starts.are_allowed:
+        if self._starts.are_allowed:
             again = f"; it {self._starts.again(ended.number)}"
         self._say(
             f"rank {ended.number} (process {ended.process}) {report.describe(ended)}; "
@@ -147,25 +161,33 @@ class ElasticJob(Job):
             and not self._why_over
             and left > 0
             and left + to_come >= self._least
-            and self._changes != self._options.reset_limit
+            and not self._is_at_limit
         )
+
+    @property
+    def _is_at_limit(self) -> bool:
+        limit = self._options.reset_limit
+        return limit is not None and self._changes >= limit
 
     @property
     def _may_become_enough(self) -> bool:
         return len(self._left) + self._starts.to_come >= self._least
 
-    def _start_no_more(self) -> None:
+    def _start_no_more(self, why: str) -> None:
         """Ends the ranks that are not in the job, and starts no other."""
-        self._starts.stop()
-        self._kill_new("had not joined, and is needed no more")
-
-    def _kill_new(self, why: str) -> None:
+        for number in self._starts.stop():
+            self._say(f"rank {number} is not started again, {why}")
         for one in self._ranks:
-            if one.number not in self._members and one.status is None:
-                self._say(
-                    f"rank {one.number} (process {one.process}) {why}: it is killed"
-                )
-                one.signal(signal.SIGKILL)
+            if one.number not in self._members:
+                self._kill_one(one, f"had not joined, {why}")
+
+    def _kill_one(self, one: Rank, why: str) -> None:
+        if one.status is not None or one.was_told:
+            return
+        one.was_told = True
+        self._say(f"rank {one.number} (process {one.process}) {why}: it is killed")
+        self._waiting.pop(one.number, None)
+        one.signal(signal.SIGKILL)
 
     def _end_all(self, ended: Rank) -> None:
         """Lets the ranks end as those of any job whose rank has failed."""
@@ -184,7 +206,7 @@ class ElasticJob(Job):
     def _tell_of_end(self, why: str) -> None:
         self._why_over = self._why_over or why
         self._deadline = None
-        self._start_no_more()
+        self._start_no_more("since the job ends")
         for words in self._waiting.values():
             self._tell(words, "end", why=self._why_over)
 
@@ -215,13 +237,19 @@ class ElasticJob(Job):
     def _on_message(self, words: Words, told: dict[str, Any]) -> None:
         if told["word"] == "here":
             number = told.get("number", -1)
+            if all(one.number != number for one in self._ranks):
+                # It has ended since it said so.
+                return
             self._words[number] = words
             self._turns[number] = told.get("turn", 0)
             self._refuse_late_ones()
             if number in self._members and self._new_ones_wait:
                 self._tell(words, "others")
             return
-        number = next((n for n, each in self._words.items() if each is words), -1)
+        number = next((n for n, each in self._words.items() if each is words), None)
+        if number is None:
+            # It has ended since it said so.
+            return
         if told["word"] == "waits":
             self._on_waiting(number, words)
         elif told.get("job") != self._next:
@@ -230,27 +258,47 @@ class ElasticJob(Job):
         elif told["word"] == "joined":
             self._joined_next.add(number)
             self._go_if_all_joined()
-        elif not all(each in self._waiting for each in self._joining):
+        else:
+            self._could_not.add(number)
+            self._on_failed_join(str(told.get("why")))
+
+    def _on_failed_join(self, why: str) -> None:
+        if self._silent:
+            soon = time.monotonic() + _GRACE_SECONDS
+            self._deadline = min(self._deadline or soon, soon)
+            return
+        if not self._all_wait:
             # One has ended, and its end is about to be known.
             return
-        elif any(each not in self._members for each in self._joining):
-            # One that is new must not keep the others from going on.
-            self._kill_new(f"could not join: {told.get('why')}")
+        new = set(self._joining) - set(self._members)
+        for one in self._ranks:
+            if one.number in new:
+                # It must not keep the others from going on.
+                self._kill_one(one, f"could not join ({why})")
+        if new:
+            self._form_if_all_wait()
         elif self._tries < _MOST_TRIES:
             self._form()
         else:
-            self._tell_of_end(f"the ranks cannot join: {told.get('why')}")
+            self._tell_of_end(f"the ranks cannot join: {why}")
+
+    @property
+    def _silent(self) -> list[int]:
+        """Those that have places and do not say whether they could take them."""
+        answered = self._joined_next | self._could_not
+        return [number for number in self._joining if number not in answered]
 
     def _on_waiting(self, number: int, words: Words) -> None:
+        if number not in self._members and not self._starts.are_allowed:
+            # It is being killed.
+            return
         self._waiting[number] = words
         if self._why_over or self._stage != Stage.RUNNING:
             self._tell(words, "end", why=self._why_over or "it is ending")
             return
         if number not in self._members:
             self._refuse_late_ones()
-            if self._changes == self._options.reset_limit:
-                self._start_no_more()
-            elif self._broken_at == 0:
+            if self._broken_at == 0:
                 if self._new_ones_wait:
                     self._tell_of_others()
             elif not self._joining:
@@ -309,10 +357,12 @@ class ElasticJob(Job):
 
     def _form(self) -> None:
         """Gives places to the ranks of the job, in their order, then to new ones."""
-        self._changes += self._tries == 0
         self._tries += 1
-        self._next = f"{self._node_ranks.job}.{self._changes}.{self._tries}"
+        self._formed += 1
+        self._next = f"{self._node_ranks.job}.{self._formed}"
+        self._deadline = time.monotonic() + self._timeout
         self._joined_next.clear()
+        self._could_not.clear()
         of_job = [one.number for one in self._left]
         new = [number for number in self._waiting if number not in self._members]
         self._joining = [*of_job, *new]
@@ -321,9 +371,12 @@ class ElasticJob(Job):
             self._tell(words, "join", rank=place, size=size, job=self._next)
 
     def _go_if_all_joined(self) -> None:
-        if not all(number in self._joined_next for number in self._joining):
+        if not (self._joined_next & set(self._waiting)).issuperset(self._joining):
             return
+        self._changes += 1
         self._deadline = None
+        # The report of a later end is not about them.
+        self._lost.clear()
         for number in self._joining:
             self._tell(self._waiting.pop(number), "go")
         new = [number for number in self._joining if number not in self._members]
@@ -337,7 +390,10 @@ class ElasticJob(Job):
             f"{_listed(self._joining)}{_new(new)}"
         )
         self._members, self._joining = self._joining, []
-        if self._new_ones_wait:
+        if self._is_at_limit:
+            limit = self._options.reset_limit
+            self._start_no_more(f"since --reset-limit {limit} is reached")
+        elif self._new_ones_wait:
             # They came too late for this one.
             self._tell_of_others()
 
@@ -353,14 +409,24 @@ class ElasticJob(Job):
         if self._all_wait and not self._joining:
             self._tell_of_end(f"{self._too_few}, for {self._timeout:g} s")
             return
+        if self._joining:
+            self._kill_those_that_do_not_join()
+            return
+        late = f"for {self._timeout:g} s (--elastic-timeout)"
         for one in self._left:
             if one.number not in self._waiting:
-                self._say(
-                    f"rank {one.number} (process {one.process}) has not left the job "
-                    f"that failed for {self._timeout:g} s (--elastic-timeout), and is "
-                    "killed"
-                )
-                one.signal(signal.SIGKILL)
+                self._kill_one(one, f"has not left the job that failed {late}")
+
+    def _kill_those_that_do_not_join(self) -> None:
+        silent = self._silent
+        if len(silent) == len(self._joining):
+            # All wait for one. If it is one of the job, the time for joining tells.
+            silent = [number for number in silent if number not in self._members]
+        for one in self._ranks:
+            if one.number in silent:
+                self._kill_one(one, "does not join the others")
+        if silent:
+            self._form_if_all_wait()
 
     def _tell(self, words: Words, word: str, **rest: Any) -> None:
         try:

@@ -94,8 +94,10 @@ class Starts:
         """Notes that one could not be started."""
         self._new.discard(number)
 
-    def stop(self) -> None:
-        """From now on none is started."""
+    def stop(self) -> list[int]:
+        """From now on none is started. Returns those that were to be."""
+        were_to_be = [*self._times]
         self._cooldown = None
         self._times.clear()
         self._new.clear()
+        return were_to_be

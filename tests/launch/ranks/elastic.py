@@ -3,8 +3,9 @@
 Takes a folder for what it has seen, and then pairs of a rank, as it was started, and
 the step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
 job, "7-" by SIGKILL once it has stopped rank 1. "2new" is a rank 2 that was started
-again: with "start" it ends before it joins, with "never" it does neither. If MEMBERS is
-set, step 15 waits for so many ranks. Writes, at the end, what it has seen.
+again: with "start" it ends before it joins, with "never" it does neither, and with
+"once" it stops the first time that it joins. If MEMBERS is set, step 15 waits for so
+many ranks. Writes, at the end, what it has seen.
 """
 
 import json
@@ -35,7 +36,9 @@ if mine == "never":
 keras_hvd.init()
 started_as = renewal.number
 processes = keras_hvd.allgather_object(os.getpid())
-die_at, how = int(mine.rstrip("!?-")), mine.lstrip("0123456789")
+if mine == "once":
+    mine = "0" if (folder / "once").exists() else "0#"
+die_at, how = int(mine.rstrip("!?-#")), mine.lstrip("0123456789")
 members = int(os.environ.get("MEMBERS", "0"))
 
 rng = np.random.default_rng(7)
@@ -70,15 +73,20 @@ def die_joining(cancel):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if how == "?":
-    initialization.rejoin = die_joining
+def stop_joining(cancel):
+    (folder / "once").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+if how in ("?", "#"):
+    initialization.rejoin = die_joining if how == "?" else stop_joining
 
 
 @keras_hvd.elastic.run
 def train(state):
     sizes.append(keras_hvd.size())
     while state.step < STEPS:
-        if state.step == die_at and how != "?" and mine != "0":
+        if state.step == die_at and how != "?" and die_at:
             end_as_told()
         while state.step == 15 and keras_hvd.size() < members:
             state.check_host_updates()
