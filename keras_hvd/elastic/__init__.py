@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         UpdateEpochStateCallback as UpdateEpochStateCallback,
     )
     from keras_hvd.elastic.loop import run as run
-    from keras_hvd.elastic.state import HostsUpdatedInterrupt as HostsUpdatedInterrupt
     from keras_hvd.elastic.state import ObjectState as ObjectState
     from keras_hvd.elastic.state import State as State
     from keras_hvd.elastic.tensorflow_state import KerasState as KerasState
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 _DEFINED_IN = {
     "CommitStateCallback": "callbacks",
-    "HostsUpdatedInterrupt": "state",
     "KerasState": "tensorflow_state",
     "ObjectState": "state",
     "State": "state",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_hvd.elastic import world
-from keras_hvd.exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from keras_hvd.exceptions import HostsUpdatedInterrupt
 from keras_hvd.job.objects import allgather_object, broadcast_object
 
 

@@ -1,6 +1,7 @@
 """All ranks go on from the state of one, and change jobs at the same commit."""
 
 import socket
+import warnings
 from types import SimpleNamespace
 
 import keras
@@ -166,12 +167,28 @@ def test_all_leave_at_the_same_commit_for_those_that_wait(state, rank, monkeypat
     state.check_host_updates()
     if rank == 0:
         there.say("others")
-    with pytest.raises(elastic.HostsUpdatedInterrupt, match="wait to join this job"):
+    with pytest.raises(keras_hvd.HostsUpdatedInterrupt, match="wait to join this job"):
         state.commit()
-    with pytest.raises(elastic.HostsUpdatedInterrupt):
+    with pytest.raises(keras_hvd.HostsUpdatedInterrupt):
         state.check_host_updates()
     here.close()
     there.close()
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_what_a_rank_that_joins_later_does_not_get_is_told(has_it, size):
+    """It compares its weights with nobody's: the others' steps are traced."""
+    model, other = made(0), made(0)
+    keras_hvd.shutdown()
+    keras_hvd.init()
+    elastic.KerasState(model if has_it else other).sync()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(np.ones((4, 3)), np.ones((4, 2)), batch_size=4, verbose=0)
+    texts = [str(each.message) for each in caught]
+    told = [each for each in texts if "the state of elastic.run does not have" in each]
+    assert len(told) == (not has_it and size > 1), texts
+    assert all(each.startswith("4 variables are trained that") for each in told)
 
 
 def test_a_training_goes_on_in_the_next_job(

@@ -2,6 +2,7 @@
 
 import pytest
 
+import keras_hvd
 from keras_hvd import elastic
 from keras_hvd.elastic import world
 from keras_hvd.exceptions import RankFailedError
@@ -72,7 +73,7 @@ def test_when_others_come_it_goes_on_from_what_it_has(state, job):
         if job.renewals == 2:
             return "trained"
         state.step += 1
-        raise elastic.HostsUpdatedInterrupt("others wait")
+        raise keras_hvd.HostsUpdatedInterrupt("others wait")
 
     assert train(state) == "trained"
     again = ["reset", "sync"]

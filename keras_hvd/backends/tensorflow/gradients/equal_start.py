@@ -26,7 +26,7 @@ from keras_hvd.backends.tensorflow.collectives import reductions
 from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.backends.tensorflow.variables import has_value
-from keras_hvd.backends.variables import identity
+from keras_hvd.backends.variables import identity, path
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import basics, log
 from keras_hvd.job.process_sets import ProcessSet, number_of
@@ -41,6 +41,9 @@ _PATIENCE_SECONDS = 2
 # The jobs and process sets in which weights were compared.
 _compared: set[tuple[basics.Epoch, int]] = set()
 _comparisons: list[_Comparison] = []
+
+# A later job of this process, and the variables that its ranks have got the same of.
+_given: tuple[basics.Epoch | None, set[int]] = (None, set())
 
 
 def digest(variables: Sequence[Any]) -> int:
@@ -73,6 +76,11 @@ def compare(
     if key in _compared or recorder.scaling():
         return
     shared = [each for each in variables if identity(each) not in local]
+    job, given = _given
+    if job == key[0]:
+        _compared.add(key)
+        _warn_of_those_not_given([x for x in shared if identity(x) not in given])
+        return
     with tf.init_scope():
         # A function that creates variables is traced again once they have values. In
         # a graph for sessions they have none while it is made.
@@ -83,19 +91,35 @@ def compare(
     _tell_at_the_end()
 
 
-def need_not_compare() -> None:
-    """Compares no weights in this job: its ranks have got the same.
+def note_given(variables: Sequence[Any]) -> None:
+    """Notes that all ranks of this job have got the same values of these variables.
 
-    Otherwise ranks that come from another job, whose steps are traced, would leave
-    those that are new alone.
+    In a job that ranks come to from another one, this takes the place of a comparison:
+    steps that were traced before make none, and leave ranks that are new alone with it.
 
     Example:
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> need_not_compare()
+    >>> note_given([tf.Variable(1.0)])
     """
-    _compared.add((basics.epoch(), 0))
+    global _given
+    job, given = _given
+    if basics.epoch().number > 1:
+        here = given if job == basics.epoch() else set()
+        _given = basics.epoch(), {*here, *map(identity, variables)}
+
+
+def _warn_of_those_not_given(variables: Sequence[Any]) -> None:
+    if variables:
+        log.warn(
+            f"{len(variables)} variables are trained that the state of elastic.run "
+            f"does not have, such as {path(variables[0])!r}: a rank that joins later "
+            "has values of its own. Make the state with the model, as in "
+            "keras_hvd.elastic.KerasState(model)",
+            stacklevel=2,
+            from_any_rank=True,
+        )
 
 
 def warn_of_difference() -> None:
