@@ -1,4 +1,4 @@
-"""Trains a line in float64, on shares of the same global batches, and goes on.
+"""Trains, as elastic_line.py says, or counts where COUNTS is set, and goes on.
 
 Takes a folder for what it has seen, and then pairs of a rank, as it was started, and
 the step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
@@ -14,17 +14,12 @@ import signal
 import sys
 from pathlib import Path
 
-import keras
-import numpy as np
-import tensorflow as tf
-
 import keras_hvd
 from keras_hvd.world import initialization
 from keras_hvd.world.renewal import of
 
-STEPS, ROWS = 20, 12
+STEPS = 20
 
-keras.config.set_floatx("float64")
 folder = Path(sys.argv[1])
 ends = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
 renewal = of(os.environ)
@@ -34,29 +29,19 @@ if mine == "start":
 if mine == "never":
     signal.pause()
 keras_hvd.init()
-started_as = renewal.number
 processes = keras_hvd.allgather_object(os.getpid())
 if mine == "once":
     mine = "0" if (folder / "once").exists() else "0#"
 die_at, how = int(mine.rstrip("!?-#")), mine.lstrip("0123456789")
 members = int(os.environ.get("MEMBERS", "0"))
 
-rng = np.random.default_rng(7)
-x, y = rng.normal(size=(STEPS * ROWS, 3)), rng.normal(size=(STEPS * ROWS, 1))
-keras.utils.set_random_seed(started_as)
-model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
-state = keras_hvd.elastic.KerasState(model, optimizer, step=0)
-traces, sizes = [], []
+sizes = []
 
-
-@tf.function(reduce_retracing=True)
-def update(rows, wanted):
-    traces.append(1)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.square(model(rows) - wanted))
-    variables = model.trainable_variables
-    optimizer.apply(tape.gradient(loss, variables), variables)
+if "COUNTS" in os.environ:
+    state = keras_hvd.elastic.ObjectState(step=0)
+    step, seen = keras_hvd.allgather_object, dict
+else:
+    from elastic_line import seen, state, step
 
 
 def end_as_told():
@@ -90,23 +75,17 @@ def train(state):
             end_as_told()
         while state.step == 15 and keras_hvd.size() < members:
             state.check_host_updates()
-        rank, size = keras_hvd.rank(), keras_hvd.size()
-        batch = slice(state.step * ROWS, (state.step + 1) * ROWS)
-        update(x[batch][rank::size], y[batch][rank::size])
+        step(state.step)
         state.step += 1
         state.commit()
 
 
 train(state)
-if keras_hvd.rank() == 0:
-    model.save(folder / "model.keras")
-seen = {
+all_seen = {
     "rank": keras_hvd.rank(),
     "sizes": sizes,
-    "started as": started_as,
-    "traces": len(traces),
-    "process": os.getpid(),
+    "started as": renewal.number,
     "step": state.step,
-    "weights": [each.numpy().tolist() for each in model.weights],
+    **seen(),
 }
-(folder / f"{os.getpid()}.json").write_text(json.dumps(seen))
+(folder / f"{os.getpid()}.json").write_text(json.dumps(all_seen))
