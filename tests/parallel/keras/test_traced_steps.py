@@ -285,6 +285,7 @@ def new_process(monkeypatch) -> None:
     monkeypatch.setattr(reductions, "_handed_over", 0)
     monkeypatch.setattr(equal_start, "_compared", set())
     monkeypatch.setattr(equal_start, "_comparisons", [])
+    monkeypatch.setattr(equal_start, "_given", (None, set()))
 
 
 def at_exit() -> list[str]:
