@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import keras_hvd
 from keras_hvd import Average, Sum
@@ -58,6 +59,33 @@ def test_equals_allreduces(op, run, given):
         # The inputs belong to the caller still.
         for tensor, array in zip(flat(buckets), flat(tensors_of(given)), strict=True):
             assert tensor.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("group", ["start_all", "grouped_allreduce"])
+def test_what_follows_stays_on_one_thread(group):
+    """Behind an op that does not wait, and which TensorFlow leaves in the graph."""
+
+    @tf.function
+    def step(x):
+        if group == "start_all":
+            reduced = sum(gradients.start_all([[x, x], [x]], ["a", "b"], Sum), [])
+        else:
+            reduced = keras_hvd.grouped_allreduce([x, x, x], op=Sum)
+        return [each + 1 for each in reduced]
+
+    context.context().enable_graph_collection()
+    try:
+        step(tf.constant(1.0))
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.context().disable_graph_collection()
+    # Those of other functions may be there too.
+    nodes = {node.name: node for node in graphs[-1].post_optimization_graph.node}
+    additions = [node for node in nodes.values() if node.op == "AddV2"]
+    names = [name.split(":")[0] for node in additions for name in node.input]
+    sources = {nodes[name].op for name in names} - {"Const"}
+    assert len(additions) == 3
+    assert sources == {"KerasHvdWholeStep"}
 
 
 def test_of_a_process_set(size, rank):

@@ -24,7 +24,7 @@ def submit(
 
     `kind` may be "reducescatter", whose op takes the same arguments.
     """
-    return submission.submit(
+    results = submission.submit(
         kind,
         name,
         process_set,
@@ -34,6 +34,7 @@ def submit(
         prescale=repr(float(prescale)),
         postscale=repr(float(postscale)),
     )
+    return submission.continue_on_one_thread(results)
 
 
 def require_supported(

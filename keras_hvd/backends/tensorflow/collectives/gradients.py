@@ -57,7 +57,7 @@ def start_all(
         )
     ]
     reduced = done(handles, [[each.dtype for each in bucket] for bucket in buckets])
-    results = iter(reduced)
+    results = iter(submission.continue_on_one_thread(reduced))
     return [list(itertools.islice(results, len(bucket))) for bucket in buckets]
 
 
@@ -154,6 +154,14 @@ def _gradients_of_done(
         tf.raw_ops.OptionalFromValue(components=part) if part else None
         for part in parts
     ]
+
+
+@tf.RegisterGradient("KerasHvdWholeStep")
+def _gradients_of_whole_step(
+    op: tf.Operation, *gradients: tf.Tensor | None
+) -> list[tf.Tensor | None]:
+    *of_tensors, _ = gradients
+    return of_tensors
 
 
 def _part(smooth: dict[int, tf.Tensor], first: int, size: int) -> dict[int, tf.Tensor]:
