@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,6 +42,8 @@ class State:
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
         self._has_synced = False
+        # Whether another rank has committed more; known as `broadcast` is called.
+        self._is_behind = False
 
     def register_reset_callbacks(
         self, callbacks: Iterable[Callable[[], object]]
@@ -95,12 +98,19 @@ class State:
         unless all are.
 
         Raises:
+            ValueError: this rank's state is made of something else than that rank's.
             RankFailedError: another rank has died.
         """
         mine = self._has_synced, self._commits
-        of_ranks = allgather_object(mine, name="keras_hvd/elastic/commits")
-        furthest = max(of_ranks)
-        self.broadcast(of_ranks.index(furthest))
+        of_ranks = allgather_object(
+            (mine, self.parts()), name="keras_hvd/elastic/commits"
+        )
+        commits = [each[0] for each in of_ranks]
+        furthest = max(commits)
+        root_rank = commits.index(furthest)
+        _require_same(self.parts(), of_ranks[root_rank][1], root_rank)
+        self._is_behind = mine != furthest
+        self.broadcast(root_rank)
         self.save()
         self._has_synced, self._commits = True, furthest[1]
 
@@ -119,6 +129,10 @@ class State:
             root_rank: the rank that sends its values.
         """
         raise NotImplementedError
+
+    def parts(self) -> list[str]:
+        """Describes what the state is made of, which is the same on all ranks."""
+        return []
 
     def reset(self) -> None:
         """Adapts to a later job, before its ranks synchronize; by default, nothing."""
@@ -170,12 +184,31 @@ class ObjectState(State):
         name = "keras_hvd/elastic/objects"
         self._give_out(broadcast_object(self._objects(), root_rank, name=name))
 
+    def parts(self) -> list[str]:
+        return [f"value {name}" for name in self._names]
+
     def _objects(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
 
     def _give_out(self, objects: dict[str, Any]) -> None:
         for name, value in objects.items():
             setattr(self, name, value)
+
+
+def _require_same(mine: list[str], of_root: list[str], root_rank: int) -> None:
+    """Raises ValueError on the rank whose state differs: the others go on without it.
+
+    >>> _require_same(["a", "b"], ["a", "c"], 0)
+    Traceback (most recent call last):
+    ValueError: this rank's state differs from rank 0's: b here is c there. ...
+    """
+    for here, there in itertools.zip_longest(mine, of_root, fillvalue="nothing"):
+        if here != there:
+            raise ValueError(
+                f"this rank's state differs from rank {root_rank}'s: {here} here is "
+                f"{there} there. All ranks need the same model and the same values, "
+                "also those that are started later"
+            )
 
 
 def require_state(function: str, state: Any) -> None:

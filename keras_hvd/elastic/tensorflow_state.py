@@ -80,6 +80,9 @@ class TensorFlowState(ObjectState):
         framework.equal_start.note_given(self.variables)
         super().broadcast(root_rank)
 
+    def parts(self) -> list[str]:
+        return [*map(_described, self.variables), *super().parts()]
+
 
 class TensorFlowKerasState(TensorFlowState):
     """A Keras model, its optimizer, and Python objects that a training goes on from.
@@ -181,6 +184,11 @@ class KerasState(TensorFlowKerasState):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, optimizer, **kwargs)
+
+
+def _described(variable: Any) -> str:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return f"a {dtype} variable of shape {[*variable.shape]}"
 
 
 def _variables_of(model: keras.Model) -> list[Any]:

@@ -184,6 +184,16 @@ def test_one_that_is_stopped_as_it_joins_is_killed(train):
     assert ended.stderr.count(" does not join the others: it is killed\n") == 1
 
 
+def test_one_with_another_state_fails_alone(train):
+    ended, seen = train(*AGAIN, 1, "5", "1new", "other", MEMBERS="4", **COUNTS)
+    assert ended.returncode == 0, ended.stderr
+    assert [each["sizes"] for each in seen] == [[4, 3, 3, 4]] * 3 + [[4]]
+    assert (
+        "ValueError: this rank's state differs from rank 0's: value of a rank here is "
+        "nothing there"
+    ) in ended.stderr
+
+
 def test_the_limit_counts_changes(train):
     """Of two that end, the first one is replaced, and the second one is to blame."""
     ended, seen = train(

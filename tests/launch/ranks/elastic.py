@@ -3,9 +3,9 @@
 Takes a folder for what it has seen, and then pairs of a rank, as it was started, and
 the step at which that one dies: by SIGKILL; "7!" by an error, "7?" as it joins the next
 job, "7-" by SIGKILL once it has stopped rank 1. "2new" is a rank 2 that was started
-again: with "start" it ends before it joins, with "never" it does neither, and with
-"once" it stops the first time that it joins. If MEMBERS is set, step 15 waits for so
-many ranks. Writes, at the end, what it has seen.
+again: with "start" it ends before it joins, with "never" it does neither; the first
+time, it stops as it joins with "once", and has another state with "other". If MEMBERS
+is set, step 15 waits for so many ranks. Writes, at the end, what it has seen.
 """
 
 import json
@@ -32,13 +32,18 @@ keras_hvd.init()
 processes = keras_hvd.allgather_object(os.getpid())
 if mine == "once":
     mine = "0" if (folder / "once").exists() else "0#"
+more = {}
+if mine == "other":
+    more = {} if (folder / "other").exists() else {"of a rank": 1}
+    (folder / "other").touch()
+    mine = "0"
 die_at, how = int(mine.rstrip("!?-#")), mine.lstrip("0123456789")
 members = int(os.environ.get("MEMBERS", "0"))
 
 sizes = []
 
 if "COUNTS" in os.environ:
-    state = keras_hvd.elastic.ObjectState(step=0)
+    state = keras_hvd.elastic.ObjectState(step=0, **more)
     step, seen = keras_hvd.allgather_object, dict
 else:
     from elastic_line import seen, state, step
