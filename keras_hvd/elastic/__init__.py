@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from keras_hvd.elastic.callbacks import (
         UpdateEpochStateCallback as UpdateEpochStateCallback,
     )
+    from keras_hvd.elastic.keras_fit import fit as fit
     from keras_hvd.elastic.loop import run as run
     from keras_hvd.elastic.state import ObjectState as ObjectState
     from keras_hvd.elastic.state import State as State
@@ -33,6 +34,7 @@ _DEFINED_IN = {
     "TensorFlowState": "tensorflow_state",
     "UpdateBatchStateCallback": "callbacks",
     "UpdateEpochStateCallback": "callbacks",
+    "fit": "keras_fit",
     "run": "loop",
 }
 

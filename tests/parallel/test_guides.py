@@ -231,6 +231,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
     ("strategy", "import keras_hvd, tensorflow as tf"): (for_strategy, None),
     ("strategy_fit", "keras_hvd.init()"): (x_y, None),
     ("tfx", "records = tf.data.TFRecordDataset("): (for_tfx, None),
+    ("elastic", "def make_data():"): (fit_names, ("epochs=10", "epochs=2")),
     ("elastic", "state ="): (fit_names, ("epochs=10", "epochs=2")),
     ("timeline", 'keras_hvd.start_timeline("timeline.json")'): (fit_names, None),
     ("training", "x_train, y_train ="): (for_validation, None),

@@ -1,0 +1,296 @@
+"""`fit` in one job after another: its callbacks begin once, and go on."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_hvd.callbacks.backup_and_restore import BackupAndRestore
+from keras_hvd.callbacks.coordination import DistributedCallback
+from keras_hvd.callbacks.writers import WRITERS
+from keras_hvd.elastic import world
+from keras_hvd.elastic.loop import run
+from keras_hvd.elastic.tensorflow_state import KerasState
+from keras_hvd.job import basics
+from keras_hvd.job.objects import broadcast_object
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic)
+
+# What Keras sets in each `fit`.
+_OF_KERAS = {"model", "_model", "params", "validation_data"}
+
+# They would go back to what an earlier run of the script has left.
+_RESTORING = (BackupAndRestore, keras.callbacks.BackupAndRestore)
+
+# By callback: its attributes by name.
+Attributes = dict[tuple[str, int], dict[str, Any]]
+
+
+def fit(
+    model: keras.Model,
+    make_data: Callable[[], Any],
+    *,
+    make_validation_data: Callable[[], Any] | None = None,
+    epochs: int = 1,
+    initial_epoch: int = 0,
+    callbacks: Iterable[keras.callbacks.Callback] | None = None,
+    **arguments: Any,
+) -> keras.callbacks.History:
+    """Trains a model by its `fit`, and goes on as ranks of the job die and come.
+
+    Each epoch begins with a commit. If a rank dies, the others begin the epoch again,
+    with their share of the data; ranks that come begin with the next one. Callbacks
+    begin and end once, and go on with what their attributes have, which also goes back
+    to the epoch's begin: numbers, text, arrays, and lists and dicts of those. A rank
+    that is new gets these, and everything that `KerasState` keeps, from the others.
+
+    Args:
+        model: a model that has its variables, compiled with a `DistributedOptimizer`.
+        make_data: is called on each rank in each job, and returns what `fit` takes: a
+            tuple `(x, y)` or `(x, y, sample_weight)`, or a dataset.
+        make_validation_data: the same for `fit`'s `validation_data`.
+        epochs: the epoch to end with, as in `fit`.
+        initial_epoch: the epoch to begin with, from 0.
+        callbacks: as in `fit`. `BroadcastGlobalVariables` is not needed.
+        arguments: further ones of `fit`.
+
+    Returns:
+        What `fit` returns: the history of all epochs.
+
+    Raises:
+        TypeError: `make_data` is not a function, or `arguments` has data.
+        ValueError: the model has no variables yet, or is not compiled.
+        NotInitializedError: `keras_hvd.init` was not called.
+        RankFailedError: a rank has died, and there is no job to go on in.
+
+    Example:
+
+    >>> import keras, keras_hvd, numpy as np
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    >>> def make_data():
+    ...     return keras_hvd.data.part(np.ones((8, 1)), np.zeros(8))
+    >>> history = keras_hvd.elastic.fit(model, make_data, epochs=2, verbose=0)
+    >>> history.epoch
+    [0, 1]
+    """
+    _require_makers(make_data, make_validation_data, arguments)
+    given = keras.tree.flatten(callbacks) if callbacks else []
+    if not any(isinstance(each, keras.callbacks.History) for each in given):
+        given.append(keras.callbacks.History())
+    state = _FitState(model, given, initial_epoch)
+    is_new = world.is_new()
+
+    @run
+    def train(state: _FitState) -> keras.callbacks.History:
+        with _beginning_nothing(_begun(given, state, is_new)):
+            return model.fit(
+                **_arguments_of(make_data()),
+                validation_data=make_validation_data and make_validation_data(),
+                epochs=epochs,
+                initial_epoch=state.epoch,
+                callbacks=[_EpochCommit(state), *given],
+                **arguments,
+            )
+
+    return train(state)
+
+
+class _FitState(KerasState):
+    """A model, the epoch that begins next, and what callbacks have in attributes."""
+
+    epoch: int
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: list[keras.callbacks.Callback],
+        epoch: int,
+    ):
+        self.has_begun = False
+        self.has_written = False
+        self._callbacks = callbacks
+        # Set once the next `fit` has begun, since callbacks set their own as it does.
+        self._to_set: Attributes | None = None
+        super().__init__(model, epoch=epoch)
+
+    def save(self) -> None:
+        super().save()
+        self._kept = copy.deepcopy(self._attributes())
+
+    def restore(self) -> None:
+        super().restore()
+        self._to_set = copy.deepcopy(self._kept)
+
+    def broadcast(self, root_rank: int) -> None:
+        super().broadcast(root_rank)
+        name = "keras_hvd/elastic/callbacks"
+        of_root = broadcast_object(self._attributes(), root_rank, name=name)
+        if self._is_behind:
+            self._to_set = of_root
+
+    def set_attributes(self) -> None:
+        """Makes callbacks go on, once all of them have begun."""
+        self.has_begun = True
+        self.has_written = basics.rank() == 0
+        to_set, self._to_set = self._to_set or {}, None
+        for key, callback in _by_kind(self._callbacks).items():
+            vars(callback).update(to_set.get(key, {}))
+
+    def _attributes(self) -> Attributes:
+        if self._to_set is not None:
+            return self._to_set
+        callbacks = _by_kind(self._callbacks)
+        return {key: _attributes_of(each) for key, each in callbacks.items()}
+
+
+class _EpochCommit(DistributedCallback):
+    """Commits an epoch's begin, before other callbacks have begun it.
+
+    By then all ranks have agreed on what the epoch before has led to.
+    """
+
+    def __init__(self, state: _FitState):
+        super().__init__()
+        self._state = state
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._state.set_attributes()
+        self._state.epoch = epoch
+        self._state.commit()
+
+
+def _by_kind(
+    callbacks: Iterable[keras.callbacks.Callback],
+) -> dict[tuple[str, int], keras.callbacks.Callback]:
+    """Callbacks by their class and their number among those of it: ranks may differ."""
+    counts: collections.Counter[str] = collections.Counter()
+    found = {}
+    for each in callbacks:
+        kind = type(each).__qualname__
+        found[kind, counts[kind]] = each
+        counts[kind] += 1
+    return found
+
+
+def _attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        # They are of the open file.
+        return {}
+    # Those that keras_hvd hides are of this process and this job.
+    hidden = "_" if isinstance(callback, DistributedCallback) else "__"
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in _OF_KERAS and not name.startswith(hidden) and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value means the same in another process.
+
+    >>> _is_plain({"loss": [0.5, np.float32(0.25)]}), _is_plain(np.less)
+    (True, True)
+    >>> _is_plain([keras.Variable(1.0)]), _is_plain(lambda: 1)
+    (False, False)
+    """
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    if isinstance(value, (list, tuple, set, collections.deque)):
+        return all(map(_is_plain, value))
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, np.ufunc)):
+        return _is_named(value)
+    return isinstance(value, _PLAIN)
+
+
+def _is_named(function: Any) -> bool:
+    """Whether its name leads to it, as that of what Keras compares metrics by does."""
+    # NumPy's own have no module.
+    module = sys.modules.get(getattr(function, "__module__", None) or "numpy")
+    return getattr(module, function.__name__, None) is function
+
+
+def _begun(
+    callbacks: list[keras.callbacks.Callback], state: _FitState, is_new: bool
+) -> list[keras.callbacks.Callback]:
+    """The callbacks that have begun, before `fit` begins once more."""
+    if not state.has_begun:
+        return [each for each in callbacks if is_new and isinstance(each, _RESTORING)]
+    begun = [each for each in callbacks if not isinstance(each, DistributedCallback)]
+    if state.has_written or basics.rank() != 0:
+        return begun
+    # The rank that has written so far is gone, and this one takes its place.
+    for each in begun:
+        if isinstance(each, keras.callbacks.CSVLogger):
+            each.append = True
+    return [
+        each
+        for each in begun
+        if isinstance(each, _RESTORING) or not isinstance(each, WRITERS)
+    ]
+
+
+@contextlib.contextmanager
+def _beginning_nothing(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
+    """Keeps `fit` from beginning callbacks that have begun."""
+    own = [vars(each).get("on_train_begin") for each in callbacks]
+    for each in callbacks:
+        vars(each)["on_train_begin"] = _nothing
+    try:
+        yield
+    finally:
+        for each, before in zip(callbacks, own, strict=True):
+            del vars(each)["on_train_begin"]
+            if before is not None:
+                vars(each)["on_train_begin"] = before
+
+
+def _nothing(logs: Any = None) -> None:
+    pass
+
+
+def _arguments_of(data: Any) -> dict[str, Any]:
+    """What `make_data` has returned, by the names of `fit`'s arguments."""
+    if not isinstance(data, tuple):
+        return {"x": data}
+    if not 1 <= len(data) <= 3:
+        raise ValueError(
+            "elastic.fit: make_data must return (x, y), (x, y, sample_weight) or a "
+            f"dataset; got a tuple of {len(data)}"
+        )
+    return dict(zip(("x", "y", "sample_weight"), data))
+
+
+def _require_makers(
+    make_data: Any, make_validation_data: Any, arguments: dict[str, Any]
+) -> None:
+    for name, value in (
+        ("make_data", make_data),
+        ("make_validation_data", make_validation_data or _nothing),
+    ):
+        if not callable(value):
+            raise TypeError(
+                f"elastic.fit: {name} must be a function that returns the data, "
+                "because each job deals them anew, as in lambda: "
+                f"keras_hvd.data.part(x, y); got {type(value).__name__}"
+            )
+    for name, instead in (
+        ("x", "make_data"),
+        ("y", "make_data"),
+        ("sample_weight", "make_data"),
+        ("validation_data", "make_validation_data"),
+    ):
+        if name in arguments:
+            raise TypeError(
+                f"elastic.fit takes no {name}: return it from {instead}(), which is "
+                "called in each job"
+            )
