@@ -49,8 +49,8 @@ def fit(
     Each epoch begins with a commit. If a rank dies, the others begin the epoch again,
     with their share of the data; ranks that come begin with the next one. Callbacks
     begin and end once, and go on with what their attributes have, which also goes back
-    to the epoch's begin: numbers, text, arrays, and lists and dicts of those. A rank
-    that is new gets these, and everything that `KerasState` keeps, from the others.
+    to the epoch's begin: numbers, text, arrays, named functions, and lists and dicts of
+    those. A rank that is new gets these, and all that `KerasState` keeps, from others.
 
     Args:
         model: a model that has its variables, compiled with a `DistributedOptimizer`.
@@ -67,7 +67,8 @@ def fit(
 
     Raises:
         TypeError: `make_data` is not a function, or `arguments` has data.
-        ValueError: the model has no variables yet, or is not compiled.
+        ValueError: the model has no variables yet, or is not compiled, or differs from
+            that of other ranks; or `make_data` returns something else.
         NotInitializedError: `keras_hvd.init` was not called.
         RankFailedError: a rank has died, and there is no job to go on in.
 
