@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_hvd.elastic import world
 from keras_hvd.exceptions import HostsUpdatedInterrupt
+from keras_hvd.job import basics
 from keras_hvd.job.objects import allgather_object, broadcast_object
 
 
@@ -103,12 +104,12 @@ class State:
         """
         mine = self._has_synced, self._commits
         of_ranks = allgather_object(
-            (mine, self.parts()), name="keras_hvd/elastic/commits"
+            (mine, self._parts()), name="keras_hvd/elastic/commits"
         )
         commits = [each[0] for each in of_ranks]
         furthest = max(commits)
         root_rank = commits.index(furthest)
-        _require_same(self.parts(), of_ranks[root_rank][1], root_rank)
+        _require_same(self._parts(), of_ranks[root_rank][1], root_rank)
         self._is_behind = mine != furthest
         self.broadcast(root_rank)
         self.save()
@@ -130,7 +131,7 @@ class State:
         """
         raise NotImplementedError
 
-    def parts(self) -> list[str]:
+    def _parts(self) -> list[str]:
         """Describes what the state is made of, which is the same on all ranks."""
         return []
 
@@ -184,7 +185,7 @@ class ObjectState(State):
         name = "keras_hvd/elastic/objects"
         self._give_out(broadcast_object(self._objects(), root_rank, name=name))
 
-    def parts(self) -> list[str]:
+    def _parts(self) -> list[str]:
         return [f"value {name}" for name in self._names]
 
     def _objects(self) -> dict[str, Any]:
@@ -198,16 +199,18 @@ class ObjectState(State):
 def _require_same(mine: list[str], of_root: list[str], root_rank: int) -> None:
     """Raises ValueError on the rank whose state differs: the others go on without it.
 
+    >>> import keras_hvd
+    >>> keras_hvd.init()
     >>> _require_same(["a", "b"], ["a", "c"], 0)
     Traceback (most recent call last):
-    ValueError: this rank's state differs from rank 0's: b here is c there. ...
+    ValueError: the state of rank 0 differs from rank 0's: b here is c there. ...
     """
     for here, there in itertools.zip_longest(mine, of_root, fillvalue="nothing"):
         if here != there:
             raise ValueError(
-                f"this rank's state differs from rank {root_rank}'s: {here} here is "
-                f"{there} there. All ranks need the same model and the same values, "
-                "also those that are started later"
+                f"the state of rank {basics.rank()} differs from rank {root_rank}'s: "
+                f"{here} here is {there} there. All ranks need the same model and the "
+                "same values, also those that are started later"
             )
 
 

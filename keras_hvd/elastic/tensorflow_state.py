@@ -80,8 +80,8 @@ class TensorFlowState(ObjectState):
         framework.equal_start.note_given(self.variables)
         super().broadcast(root_rank)
 
-    def parts(self) -> list[str]:
-        return [*map(_described, self.variables), *super().parts()]
+    def _parts(self) -> list[str]:
+        return [*map(_described, self.variables), *super()._parts()]
 
 
 class TensorFlowKerasState(TensorFlowState):

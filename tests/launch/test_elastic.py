@@ -189,8 +189,8 @@ def test_one_with_another_state_fails_alone(train):
     assert ended.returncode == 0, ended.stderr
     assert [each["sizes"] for each in seen] == [[4, 3, 3, 4]] * 3 + [[4]]
     assert (
-        "ValueError: this rank's state differs from rank 0's: value of a rank here is "
-        "nothing there"
+        "ValueError: the state of rank 3 differs from rank 0's: value of a rank here "
+        "is nothing there"
     ) in ended.stderr
 
 
