@@ -19,6 +19,7 @@
 #include "tf_ops/engine/process.h"
 #include "tf_ops/engine/request.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/threads.h"
 #include "tf_ops/transport/version.h"
 
@@ -393,6 +394,7 @@ Status Init(const khvd_options& options, bool* taken) {
   member.cross_rank = options.cross_rank;
   member.cross_size = options.cross_size;
   *taken = true;
+  keras_hvd::CountFaultPointsAnew();
   Status status = JobMember::Enter(member, &Current());
   if (status.ok()) {
     g_was_initialized = true;

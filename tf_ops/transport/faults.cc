@@ -29,6 +29,13 @@ struct Settings {
   uint64_t stop_at = Setting("KERAS_HVD_FAULT_STOP_AT");
 };
 
+Settings& Current() {
+  static Settings settings;
+  return settings;
+}
+
+std::atomic<uint64_t> g_points{0};
+
 // A well-mixed number for each place in each sequence (the finalizer of SplitMix64).
 uint64_t Random(uint64_t seed, uint64_t place) {
   uint64_t value = (seed << 40) + place * 0x9e3779b97f4a7c15;
@@ -53,13 +60,17 @@ void Delay(uint64_t longest, uint64_t random) {
 }  // namespace
 
 void FaultPoint() {
-  static const Settings settings;
-  static std::atomic<uint64_t> points{0};
-  const uint64_t number = points.fetch_add(1, std::memory_order_relaxed) + 1;
+  const Settings& settings = Current();
+  const uint64_t number = g_points.fetch_add(1, std::memory_order_relaxed) + 1;
   if (number == settings.kill_at) raise(SIGKILL);
   if (number == settings.stop_at) raise(SIGSTOP);
   if (settings.delay_nanoseconds == 0) return;
   Delay(settings.delay_nanoseconds, Random(settings.seed, number));
+}
+
+void CountFaultPointsAnew() {
+  Current() = Settings();
+  g_points.store(0);
 }
 
 }  // namespace keras_hvd

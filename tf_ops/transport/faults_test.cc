@@ -42,6 +42,17 @@ TEST(FaultsTest, AKillComesBeforeItsStore) {
   EXPECT_EQ(WIFSIGNALED(status) ? WTERMSIG(status) : 0, kHasFaults ? SIGKILL : 0);
 }
 
+TEST(FaultsTest, PointsAreCountedAnew) {
+  Child child([](const Child::Link& parent) {
+    FaultPoint();
+    setenv("KERAS_HVD_FAULT_KILL_AT", "2", 1);
+    CountFaultPointsAnew();
+    return Count(parent);
+  });
+  EXPECT_EQ(LastLine(child), kHasFaults ? "2" : "4");
+  child.Reap();
+}
+
 TEST(FaultsTest, AStopComesBeforeItsStoreAndGoesOn) {
   Child child([](const Child::Link& parent) {
     setenv("KERAS_HVD_FAULT_STOP_AT", "2", 1);
