@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -48,12 +49,19 @@ def compiled(source: str) -> Path:
     return library
 
 
-def environment(name: str, packages: list[str]) -> Path:
+def environment(
+    name: str,
+    packages: list[str],
+    built: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Path:
     """A virtual environment with these packages from pip's indexes.
 
     Args:
         name: the environment's folder.
         packages: for pip to install.
+        built: one more, which is compiled against those.
+        variables: environment variables that tell it how.
 
     Returns:
         The folder of its programs.
@@ -63,14 +71,17 @@ def environment(name: str, packages: list[str]) -> Path:
     """
     folder = KEPT / name
     installed = folder / "installed"
-    wanted = " ".join(packages)
+    wanted = " ".join([*packages, built]).strip()
     if not installed.exists() or installed.read_text() != wanted:
         print(f"Installing {wanted} ...", file=sys.stderr, flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         KEPT.mkdir(exist_ok=True)
         _run([sys.executable, "-m", "venv", folder])
         pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        _run([*pip, "--disable-pip-version-check", *packages])
+        pip.append("--disable-pip-version-check")
+        _run([*pip, *packages])
+        if built:
+            _run([*pip, "--no-build-isolation", built], variables)
         installed.write_text(wanted)
     return folder / "bin"
 
@@ -88,6 +99,31 @@ def mpich() -> Path:
 def jax() -> Path:
     """JAX for CPUs and Keras; returns the folder of their programs."""
     return environment("jax", ["jax==0.10.*", "keras==3.15.*"])
+
+
+def horovod() -> Path:
+    """Horovod with gloo for TensorFlow 2.15; returns the folder of its programs.
+
+    It is the last Horovod, and does not compile against TensorFlow 2.19 or later. It
+    takes a C++ compiler, CMake and some minutes.
+    """
+    return environment(
+        "horovod",
+        ["tensorflow-cpu==2.15.1", "setuptools<70", "wheel", "packaging"],
+        "horovod[tensorflow-cpu]==0.28.1",
+        {
+            "HOROVOD_WITH_TENSORFLOW": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_WITHOUT_PYTORCH": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+        },
+    )
+
+
+def torchft() -> Path:
+    """torchft and PyTorch for CPUs; returns the folder of their programs."""
+    return environment("torchft", ["torch==2.13.0+cpu", "numpy", "torchft==0.2.0"])
 
 
 def torch() -> Path:
@@ -131,10 +167,14 @@ def _succeeds(command: list[str | Path]) -> bool:
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def _run(command: list[str | Path]) -> None:
+def _run(command: list[str | Path], variables: Mapping[str, str] | None = None) -> None:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(variables or {})},
         )
     except FileNotFoundError:
         raise UnavailableError(f"{command[0]} is not installed") from None

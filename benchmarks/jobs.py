@@ -31,6 +31,7 @@ def keras_hvd(
     script: str,
     ranks: int,
     *arguments: object,
+    launcher: Sequence[object] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Job:
     """A script of contenders/ under `khvdrun`.
@@ -39,6 +40,7 @@ def keras_hvd(
         script: its file name.
         ranks: how many.
         arguments: further ones of the script.
+        launcher: further options of `khvdrun`.
         variables: environment variables, beside those of this process.
 
     Returns:
@@ -47,10 +49,10 @@ def keras_hvd(
     Raises:
         ContenderError: it does not start.
     """
-    launcher = [*KHVDRUN, "-np", ranks, "--bind-to", "cores", sys.executable]
+    begin = [*KHVDRUN, "-np", ranks, "--bind-to", "cores", *launcher, sys.executable]
     return Job(
         "keras_hvd",
-        lambda path: [[*launcher, CONTENDERS / script, "--socket", path, *arguments]],
+        lambda path: [[*begin, CONTENDERS / script, "--socket", path, *arguments]],
         ranks,
         {"TF_CPP_MIN_LOG_LEVEL": "2", **(variables or {})},
     )

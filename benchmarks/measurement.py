@@ -243,13 +243,22 @@ def take_turns(jobs: dict[str, Job], rounds: int) -> dict[str, list[float]]:
         ContenderError: a job failed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for name, answers in turns(jobs, rounds):
+        seconds[name].append(mean_of(answers, "seconds"))
+    return seconds
+
+
+def turns(jobs: dict[str, Job], rounds: int) -> Iterator[tuple[str, list[dict]]]:
+    """Lets jobs that train do an epoch in turn; yields a name, and what ranks say."""
     for number in range(rounds):
         # The first one of a round is the last one of the next.
         for name in list(jobs)[:: 1 if number % 2 else -1]:
-            answers = jobs[name].ask()
-            mean = statistics.mean(answer["seconds"][0] for answer in answers)
-            seconds[name].append(mean)
-    return seconds
+            yield name, jobs[name].ask()
+
+
+def mean_of(answers: list[dict], what: str) -> float:
+    """The ranks' mean of a time of a step."""
+    return statistics.mean(answer[what][0] for answer in answers)
 
 
 def _working(series: list[Series]) -> Iterator[Series]:

@@ -44,7 +44,8 @@ class Check:
         measured: its value.
         wanted: the limit.
         at_least: whether the figure must reach the limit, or stay at or below it.
-        unit: how to write both: "us", "x" or "%".
+        unit: how to write both: "us", "x" or "%"; those of
+            "%", "traces" and "jobs" are whole.
     """
 
     what: str
@@ -159,7 +160,8 @@ def _digits(value: float) -> str:
 
 
 def _value(value: float, unit: str) -> str:
-    return f"{value:.0f} %" if unit == "%" else f"{_digits(value)} {unit}"
+    text = f"{value:.0f}" if unit in ("%", "traces", "jobs") else _digits(value)
+    return f"{text} {unit}"
 
 
 def _line(cells: list[str], widths: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""One process of scaling.py: trains a small CNN, as a rank or on its own."""
+"""One process of scaling.py or elastic.py: trains a small CNN, as a rank or alone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def main() -> None:
         help="sockets of this copy to the others, which it meets before each step",
     )
     parser.add_argument("--strategy", action="store_true", help="of the ranks")
+    parser.add_argument(
+        "--elastic", choices=["fit", "run"], help="so that the ranks' job may go on"
+    )
+    parser.add_argument("--commit", type=int, help="batches of one")
+    parser.add_argument(
+        "--from-arrays", action="store_true", help="the ranks' data, by that function"
+    )
     parser.add_argument(
         "--inter-op-threads", type=int, default=0, help="0: TensorFlow's default"
     )
@@ -119,23 +126,68 @@ def fit(
         """Waits for a command before each epoch."""
 
         def on_train_begin(self, logs=None) -> None:
-            session.command()
-            self.begin = time.perf_counter()
+            self.wait()
 
         def on_epoch_end(self, epoch, logs=None) -> None:
             seconds = (time.perf_counter() - self.begin) / options.steps
-            session.reply(seconds=[seconds], norm=norm(self.model.get_weights()))
-            if session.command() is None:
+            of_cores = (time.process_time() - self.begin_of_cores) / options.steps
+            session.reply(
+                seconds=[seconds],
+                core_seconds=[of_cores],
+                norm=norm(self.model.get_weights()),
+            )
+            if self.wait() is None:
                 self.model.stop_training = True
-            self.begin = time.perf_counter()
 
-    model.fit(
-        *data(options, seed),
-        batch_size=options.batch,
-        epochs=1_000_000,
-        verbose=0,
-        callbacks=[*callbacks, Pace()],
-    )
+        def wait(self) -> dict | None:
+            command = session.command()
+            self.begin, self.begin_of_cores = time.perf_counter(), time.process_time()
+            return command
+
+    rows = data(options, 0 if options.from_arrays else seed)
+    settings = {
+        "epochs": 1_000_000,
+        "verbose": 0,
+        "callbacks": [*callbacks, Pace()],
+    }
+    if options.elastic or options.from_arrays:
+        fit_by_keras_hvd(model, rows, options, settings)
+        return
+    model.fit(*rows, batch_size=options.batch, **settings)
+
+
+def fit_by_keras_hvd(
+    model,
+    rows: tuple[np.ndarray, np.ndarray],
+    options: argparse.Namespace,
+    settings: dict,
+) -> None:
+    """The same with `keras_hvd.data.from_arrays`, or in a job that may go on."""
+    import keras_hvd
+
+    # It deals the rows to the ranks.
+    of_all = [np.concatenate([each] * keras_hvd.size()) for each in rows]
+
+    def make_data(position: keras_hvd.data.Position | None = None):
+        return keras_hvd.data.from_arrays(
+            *of_all, batch_size=options.batch, position=position
+        )
+
+    if not options.elastic:
+        model.fit(make_data(), **settings)
+    elif options.from_arrays:
+        commit = options.commit
+        keras_hvd.elastic.fit(model, make_data, batches_per_commit=commit, **settings)
+    elif options.elastic == "fit":
+        settings["batch_size"] = options.batch
+        keras_hvd.elastic.fit(model, lambda: rows, **settings)
+    else:
+        state = keras_hvd.elastic.KerasState(model)
+        committing = keras_hvd.elastic.CommitStateCallback(state, options.commit)
+        settings["callbacks"].append(committing)
+        keras_hvd.elastic.run(
+            lambda _: model.fit(*rows, batch_size=options.batch, **settings)
+        )(state)
 
 
 def data(options: argparse.Namespace, seed: int) -> tuple[np.ndarray, np.ndarray]:
