@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from keras_hvd.data.even import even
 from keras_hvd.data.one_job import for_one_job
-from keras_hvd.data.shard import POLICIES, check_dataset, part_of, place_in
+from keras_hvd.data.place import place_in
+from keras_hvd.data.shard import POLICIES, check_dataset, part_of
 from keras_hvd.job import basics, cores
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, kinds
 from keras_hvd.data.one_job import for_one_job
-from keras_hvd.data.shard import check_dataset, place_in
+from keras_hvd.data.place import place_in
+from keras_hvd.data.shard import check_dataset
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set

@@ -17,7 +17,7 @@ from keras_hvd.data import plan as plans
 from keras_hvd.data import readers, shuffling
 from keras_hvd.data.position import Position
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.job import basics, log
+from keras_hvd.job import arrival, basics, log
 from keras_hvd.job.objects import allgather_object, broadcast_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
@@ -114,7 +114,7 @@ def from_files(
     >>> sorted(lines.as_numpy_iterator())
     [b'a1', b'a2', b'b1', b'b2']
     """
-    basics.require_initialized("from_files")
+    arrival.require_arrived("from_files")
     number_of(process_set, "from_files")
     patterns = _patterns(pattern)
     shuffle = _at_least(0, "shuffle", shuffle)
@@ -142,7 +142,9 @@ def from_files(
     _require_readable(plan, process_set)
     _report(plan)
     if even:
-        plan = _counted(plan, opener, even, process_set)
+        known = None if position is None else position.counts_of(plan)
+        counts = known or _counts(plan, opener, process_set)
+        plan = _evened(plan, counts, even)
     if position is not None:
         position.attach(plan, process_set)
     return _dataset(plan, opener, interleave, position, process_set)
@@ -274,10 +276,10 @@ def _problem(piece: plans.Piece) -> str:
     return ""
 
 
-def _counted(
-    plan: plans.Plan, opener: readers.Reader, batch: int, process_set: ProcessSet
-) -> plans.Plan:
-    """Adds the numbers of samples to a plan; each piece is read by one rank."""
+def _counts(
+    plan: plans.Plan, opener: readers.Reader, process_set: ProcessSet
+) -> list[int]:
+    """The numbers of samples of all pieces; each is read by one rank."""
     own: Sequence[int] = range(plan.rank, len(plan.pieces), plan.size)
     if len(plan.pieces) >= plan.size:
         own = [int(piece) for piece in plan.share()[:, plans.PIECE]]
@@ -294,20 +296,23 @@ def _counted(
         if isinstance(of_rank, Exception):
             raise ValueError(f"from_files: on rank {rank}: {of_rank}")
         counts.update(of_rank)
-    plan = dataclasses.replace(
-        plan, batch=batch, counts=[counts[i] for i in range(len(plan.pieces))]
-    )
+    return [counts[i] for i in range(len(plan.pieces))]
+
+
+def _evened(plan: plans.Plan, counts: list[int], batch: int) -> plans.Plan:
+    """The plan with the numbers of samples, for as many whole batches on all ranks."""
+    plan = dataclasses.replace(plan, batch=batch, counts=counts)
     if plan.limit() == 0:
         raise ValueError(
-            f"from_files: even={batch}: of {sum(counts.values())} samples some rank "
+            f"from_files: even={batch}: of {sum(counts)} samples some rank "
             f"would get less than a batch: {plan.size} ranks need smaller batches, or "
             "more files, of about the same size"
         )
-    left_out = sum(counts.values()) - plan.limit() * plan.size
-    if plan.rank == 0 and left_out > _MOST_LEFT_OUT * sum(counts.values()):
+    left_out = sum(counts) - plan.limit() * plan.size
+    if plan.rank == 0 and left_out > _MOST_LEFT_OUT * sum(counts):
         log.warn(
             f"from_files: with even={batch} each epoch leaves out {left_out} of "
-            f"{sum(counts.values())} samples, because files differ in size and each is "
+            f"{sum(counts)} samples, because files differ in size and each is "
             f"read by one of {plan.size} ranks. More, smaller files avoid that",
             stacklevel=3,
             from_any_rank=True,
@@ -388,7 +393,7 @@ def _dataset(
         return samples if position is None else _followed(samples, number, position)
 
     # The name tells `shard` that this is already the rank's part.
-    dataset = tf.data.Dataset.range(1).flat_map(iteration, name=plans.FROM_FILES)
+    dataset = tf.data.Dataset.range(1).flat_map(iteration, name=plans.DEALT)
     options = tf.data.Options()
     options.deterministic = True
     policy = tf.data.experimental.AutoShardPolicy.OFF

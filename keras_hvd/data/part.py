@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from keras_hvd.data.shard import place_in
+from keras_hvd.data.place import place_in
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
@@ -61,12 +61,10 @@ def part(
     if not data:
         raise TypeError("part takes data: x, y = keras_hvd.data.part(x, y)")
     size, place = place_in(process_set, "part")
-    mine = _described(data, drop_remainder, compared=size > 1)
-    of_ranks = allgather_object(mine, name="keras_hvd/part", process_set=process_set)
-    _require_alike(of_ranks, process_set)
+    settings = {"drop_remainder": drop_remainder}
+    count = agreed_rows("part", data, settings, process_set)
     if size == 1:
         return data[0] if len(data) == 1 else data
-    count = mine["rows"]
     if count < size:
         raise ValueError(f"part: {count} rows are too few for {size} ranks")
     end = count // size * size if drop_remainder else count
@@ -75,11 +73,36 @@ def part(
     return parts[0] if len(data) == 1 else parts
 
 
+def agreed_rows(
+    function: str,
+    data: tuple[Any, ...],
+    settings: dict[str, Any],
+    process_set: ProcessSet,
+) -> int:
+    """The number of rows; raises, on every rank, if ranks have other ones or settings.
+
+    `function` is the public caller's name.
+
+    Example:
+
+    >>> import keras_hvd, numpy as np
+    >>> keras_hvd.init()
+    >>> agreed_rows("part", (np.ones((6, 2)),), {}, keras_hvd.global_process_set)
+    6
+    """
+    mine = _described(data, settings, compared=process_set.size() > 1)
+    of_ranks = allgather_object(
+        mine, name=f"keras_hvd/{function}", process_set=process_set
+    )
+    _require_alike(function, of_ranks, [*settings, "rows"], process_set)
+    return mine["rows"]
+
+
 def _described(
-    data: tuple[Any, ...], drop_remainder: bool, compared: bool
+    data: tuple[Any, ...], settings: dict[str, Any], compared: bool
 ) -> dict[str, Any]:
     """The facts that ranks compare. Errors are among them, so that no rank waits."""
-    described: dict[str, Any] = {"error": "", "drop_remainder": drop_remainder}
+    described: dict[str, Any] = {"error": "", **settings}
     try:
         leaves = [
             (".".join(map(str, path)), leaf)
@@ -104,7 +127,7 @@ def _count(leaves: list[tuple[str, Any]]) -> int:
 
 def _length(path: str, leaf: Any) -> int:
     shape = getattr(leaf, "shape", None)
-    if isinstance(leaf, tf.SparseTensor) or shape is None or len(shape) == 0:
+    if _is_of_tensorflow(leaf, "SparseTensor") or shape is None or len(shape) == 0:
         raise ValueError(
             f"argument {path} is a {type(leaf).__name__}, which has no rows to take: "
             "give it as an array, or use keras_hvd.data.distribute with a "
@@ -121,24 +144,31 @@ def _rows(leaf: Any, rows: slice) -> Any:
     return leaf.tocsr()[rows] if hasattr(leaf, "tocsr") else leaf[rows]
 
 
-def _require_alike(of_ranks: list[dict[str, Any]], process_set: ProcessSet) -> None:
+def _require_alike(
+    function: str,
+    of_ranks: list[dict[str, Any]],
+    numbers: list[str],
+    process_set: ProcessSet,
+) -> None:
     """Raises, on every rank, if one rank failed or the ranks differ."""
     first, root = of_ranks[0], process_set.ranks[0]
+    remedy = _REMEDY.format(function=function)
     for rank, each in zip(process_set.ranks, of_ranks, strict=True):
         if each["error"]:
-            raise ValueError(f"part: on rank {rank}: {each['error']}")
-        for what in ("drop_remainder", "rows"):
+            raise ValueError(f"{function}: on rank {rank}: {each['error']}")
+        for what in numbers:
             if each[what] != first[what]:
                 raise ValueError(
-                    f"part: {what} is {first[what]} on rank {root}, and {each[what]} "
-                    f"on rank {rank}. {_REMEDY}"
+                    f"{function}: {what} is {first[what]} on rank {root}, and "
+                    f"{each[what]} on rank {rank}. {remedy}"
                 )
         here, there = first.get("digests", {}), each.get("digests", {})
         differing = [path for path in here if there.get(path) != here[path]]
         if here.keys() != there.keys() or differing:
             raise ValueError(
-                f"part: rank {rank} holds other rows than rank {root}, or has them in "
-                f"another order (argument {', '.join(differing) or 'names'}). {_REMEDY}"
+                f"{function}: rank {rank} holds other rows than rank {root}, or has "
+                "them in another order (argument "
+                f"{', '.join(differing) or 'names'}). {remedy}"
             )
 
 
@@ -146,7 +176,7 @@ _REMEDY = (
     "The ranks share the rows by their places, so all must hold the same ones in the "
     "same order: split and shuffle with one seed on all ranks "
     "(train_test_split(..., random_state=0)), read files in sorted order, and leave "
-    "out part() for data that are this rank's own already"
+    "out {function}() for data that are this rank's own already"
 )
 
 
@@ -165,7 +195,7 @@ def digest(leaf: Any) -> int:
 
 def _arrays(leaf: Any) -> Iterator[np.ndarray]:
     """The arrays that hold all elements of something with rows."""
-    if isinstance(leaf, tf.RaggedTensor):
+    if _is_of_tensorflow(leaf, "RaggedTensor"):
         yield leaf.flat_values.numpy()
         yield from (each.numpy() for each in leaf.nested_row_splits)
     elif hasattr(leaf, "columns"):
@@ -179,6 +209,12 @@ def _arrays(leaf: Any) -> Iterator[np.ndarray]:
         yield leaf.to_numpy()
     else:
         yield np.asarray(leaf)
+
+
+def _is_of_tensorflow(leaf: Any, kind: str) -> bool:
+    """Whether something is of a class of TensorFlow, which may not be here."""
+    tensorflow = sys.modules.get("tensorflow")
+    return hasattr(tensorflow, kind) and isinstance(leaf, getattr(tensorflow, kind))
 
 
 def _in_memory(array: np.ndarray) -> Iterator[np.ndarray]:

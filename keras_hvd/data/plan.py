@@ -16,6 +16,7 @@ import hashlib
 import heapq
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,8 @@ PIECE, START, STEP = range(3)
 """The columns of parts, an int64 array of shape (parts, 3)."""
 
 
-FROM_FILES = "keras_hvd_from_files"
-"""The name that marks datasets of `from_files` in graphs made from them."""
+DEALT = "keras_hvd_dealt"
+"""The name, in graphs, of datasets that have the samples of one rank from the start."""
 
 # The number of parts into which `split` divides each rank's work.
 _PARTS_OF_RANK = 8
@@ -69,6 +70,10 @@ class Plan:
         least = min(int(lengths(each, counts).sum()) for each in self._shares(rest))
         return least // self.batch * self.batch
 
+    def steps(self, rest: Sequence[np.ndarray] | None = None) -> int:
+        """The number of batches of each rank; 0 if their size is unknown."""
+        return self.limit(rest) // self.batch if self.batch else 0
+
     def _shares(self, rest: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
         sizes = np.array([piece.size for piece in self.pieces], np.int64)
         if rest is None:
@@ -77,11 +82,13 @@ class Plan:
         if len(rest) == self.size:
             return rest
         parts = np.concatenate(rest)
-        if self.counts:
-            weights = lengths(parts, np.array(self.counts, np.int64))
-        else:
+        if not self.counts:
             weights = remaining(parts, sizes)
-        return shares(*split(parts, weights, self.size), self.size)
+            return shares(*split(parts, weights, self.size), self.size)
+        counts = np.array(self.counts, np.int64)
+        parts, _ = split(parts, lengths(parts, counts), self.size)
+        # Those that a part was divided into differ by a sample.
+        return shares(parts, lengths(parts, counts), self.size)
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Each piece's place in an epoch and its order's seed: int64, (pieces,)."""
@@ -92,6 +99,15 @@ class Plan:
         if self.shuffle < 2:
             places = np.arange(len(self.pieces))
         return places, seeds
+
+    def settings(self) -> dict[str, Any]:
+        """What makes the rest of an epoch the same samples in another job."""
+        return {
+            "files": self.digest(),
+            "pieces": len(self.pieces),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
 
     def digest(self) -> str:
         """A fingerprint of the pieces: names of files without folders, and sizes."""

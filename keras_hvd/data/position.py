@@ -10,6 +10,7 @@ It is exact for any number of ranks, shuffles and prefetches:
   If the training loop has consumed n samples, these are the first n recorded ones,
   however far the pipeline has read ahead.
 - Saving gathers all ranks' parts. Restoring divides them among the ranks of that job.
+- The rows of arrays have one order for all, of which the ranks have had a beginning.
 
 The training loop, or the callback `BackupAndRestore`, reports the consumed samples with
 `advance`, and the end of an epoch with `end_epoch`. Samples not consumed until then
@@ -19,6 +20,7 @@ The training loop, or the callback `BackupAndRestore`, reports the consumed samp
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import threading
 import zlib
@@ -27,9 +29,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.backends.tensorflow.same_job import Membership
+from keras_hvd.backends.same_job import Membership
 from keras_hvd.data import plan as plans
 from keras_hvd.data import shuffling
+from keras_hvd.data.rows import Rows
+from keras_hvd.data.shard import check_dataset
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
@@ -39,14 +43,15 @@ _VERSION = 1
 
 
 class Position(tf.train.experimental.PythonState):
-    r"""A place in the data of `from_files`, to save and to continue from.
+    r"""A place in the data of `from_files` or `from_arrays`, to continue from.
 
-    Give it to `from_files`; an iteration of the dataset then begins at the position.
+    Give it to one of them; an iteration of the dataset then begins at the position.
     Training moves it: call `advance` after each step and `end_epoch` after each epoch,
     or use the callback `keras_hvd.callbacks.BackupAndRestore`, which also saves and
-    restores it together with the model. Between `from_files` and the training loop, use
-    only steps that keep samples and their order (`map`, `batch`, `prefetch`), not steps
-    that change them (`filter`, `repeat`, another `shuffle`).
+    restores it together with the model, or `keras_hvd.elastic.fit`. Between that
+    function and the training loop, use only steps that keep samples and their order
+    (`map`, `batch`, `prefetch`), not steps that change them (`filter`, `repeat`,
+    another `shuffle`).
 
     It can be part of a `tf.train.Checkpoint`; call `state` on all ranks right before
     saving.
@@ -73,7 +78,7 @@ class Position(tf.train.experimental.PythonState):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plan: plans.Plan | None = None
+        self._plan: plans.Plan | Rows | None = None
         self._process_set: ProcessSet = global_process_set  # with a plan, its own
         self._restored: dict[str, Any] | None = None  # until there is a plan
         self._saved: dict[str, Any] | None = None  # the last `state()`, if still true
@@ -208,9 +213,9 @@ class Position(tf.train.experimental.PythonState):
         """Restores the result of `serialize`, for `tf.train.Checkpoint`."""
         self.restore(json.loads(string_value))
 
-    # --- for from_files and the callback ---------------------------------------------
+    # --- for what makes datasets and moves positions ----------------------------------
 
-    def attach(self, plan: plans.Plan, process_set: ProcessSet) -> None:
+    def attach(self, plan: plans.Plan | Rows, process_set: ProcessSet) -> None:
         """Makes this the position in a dataset, which `process_set` shares.
 
         Raises ValueError if it belongs to another dataset, or was restored to other
@@ -219,7 +224,7 @@ class Position(tf.train.experimental.PythonState):
         with self._lock:
             if self._plan is not None:
                 raise ValueError(
-                    "from_files: this Position belongs to another dataset already"
+                    "this Position belongs to another dataset already: make another"
                 )
             self._plan, self._process_set = plan, process_set
             self._membership = Membership(process_set)
@@ -276,6 +281,54 @@ class Position(tf.train.experimental.PythonState):
         self.advance(min(samples, waiting) if ended else samples)
 
     @property
+    def batch(self) -> int:
+        """The number of samples that this rank takes in a step.
+
+        Raises RuntimeError if the position belongs to no dataset, or if that leaves the
+        number to others.
+        """
+        batch = self._require_plan("batch").batch
+        if not batch:
+            raise RuntimeError(
+                "from_files needs even=, the number of samples of this rank in a step, "
+                "so that all ranks make as many steps with what is left of an epoch"
+            )
+        return batch
+
+    def state_and_counts(self) -> dict[str, Any]:
+        """The state, and what a later job of this run need not count again.
+
+        Another run may read the same files in another way.
+        """
+        counts = getattr(self._plan, "counts", ())
+        return {**self.state(), "counts": counts}
+
+    def counts_of(self, plan: plans.Plan) -> list[int]:
+        """The samples of each piece, if it was restored to a state that has them."""
+        restored = self._restored or {}
+        is_same = restored.get("files") == plan.digest()
+        return restored.get("counts", []) if is_same else []
+
+    def counted(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The dataset's batches, which from here on are as many as it says.
+
+        A batch of another size is an error, because `advance` would lose samples.
+        """
+        size = self.batch
+        check_dataset("with a Position, elastic.fit", batches)
+        least = size if isinstance(self._plan, plans.Plan) else 1
+
+        def checked(*batch: Any) -> Any:
+            rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+            is_one = (least <= rows) & (rows <= size)
+            what = f"give each batch the {size} samples that from_files has as even="
+            tf.debugging.Assert(is_one, [what, rows])
+            return batch if len(batch) > 1 else batch[0]
+
+        known = tf.data.experimental.assert_cardinality(self._steps)
+        return batches.map(checked).apply(known)
+
+    @property
     def left(self) -> int:
         """Samples that were read and not consumed."""
         return self._waiting
@@ -300,6 +353,7 @@ class Position(tf.train.experimental.PythonState):
         if self._plan is not None:
             self._parts = self._plan.share(self._rest).copy()
             self._limit = self._plan.limit(self._rest)
+            self._steps = self._plan.steps(self._rest)
         self._saved = None
         self.iterations = 0  # begun since
         self._stop_iteration()
@@ -332,22 +386,17 @@ class Position(tf.train.experimental.PythonState):
             return 0
         return zlib.crc32(np.concatenate(self._rest).tobytes())
 
-    def _require_plan(self, method: str) -> plans.Plan:
+    def _require_plan(self, method: str) -> plans.Plan | Rows:
         if self._plan is None:
             raise RuntimeError(
                 f"Position.{method}: give the position to keras_hvd.data.from_files "
-                "first"
+                "or from_arrays first"
             )
         return self._plan
 
-    def _settings(self, plan: plans.Plan) -> dict[str, Any]:
-        return {
-            "files": plan.digest(),
-            "pieces": len(plan.pieces),
-            "seed": plan.seed,
-            "shuffle": plan.shuffle,
-            "shuffled": _shuffled() if plan.shuffle > 1 else [],
-        }
+    def _settings(self, plan: plans.Plan | Rows) -> dict[str, Any]:
+        shuffled = _shuffled() if plan.shuffle > 1 else []
+        return {**plan.settings(), "shuffled": shuffled}
 
     def _require_same_settings(self, state: dict[str, Any]) -> None:
         """Raises if the saved rest of an epoch would not be the rest here."""
@@ -398,6 +447,7 @@ def _expand(parts: list[int | list[int]]) -> np.ndarray:
     return np.array(triples, np.int64).reshape(-1, 3)
 
 
+@functools.cache
 def _shuffled() -> list[int]:
     """An order that changes if TensorFlow shuffles differently."""
     windows = tf.data.Dataset.range(16).window(8)

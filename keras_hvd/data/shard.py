@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, InnerDataset, kinds
 from keras_hvd.data.one_job import for_one_job
-from keras_hvd.data.plan import FROM_FILES
-from keras_hvd.job import basics, log
+from keras_hvd.data.place import place_in
+from keras_hvd.data.plan import DEALT
+from keras_hvd.job import log
 from keras_hvd.job.objects import allgather_object
-from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
 DIVIDED = "KERAS_HVD_DIVIDED_DATA"
 """What has given this rank its part of the data already, such as Ray Data."""
@@ -88,7 +89,7 @@ def shard(
 
     It checks that the ranks' datasets begin with the same data. It cannot check a
     Python generator, which must yield the same on all ranks. A dataset of `from_files`
-    already is this rank's part, and is returned unchanged.
+    or `from_arrays` already is this rank's part, and is returned unchanged.
 
     Args:
         dataset: the same on all ranks; not a part of it.
@@ -121,7 +122,7 @@ def shard(
     6
     """
     part = part_of(dataset, policy, process_set)
-    is_dealt = policy != "off" and not _is_from_files(dataset)
+    is_dealt = policy != "off" and not _is_dealt(dataset)
     # With one rank the whole is dealt to it.
     if not is_dealt or (part is dataset and process_set.size() > 1):
         return dataset
@@ -145,7 +146,7 @@ def part_of(
     if policy not in POLICIES:
         raise ValueError(f"shard: policy must be one of {POLICIES}; got {policy!r}")
     size, place = place_in(process_set, "shard")
-    if policy == "off" or size == 1 or _is_from_files(dataset):
+    if policy == "off" or size == 1 or _is_dealt(dataset):
         return dataset
     graph, mine = _proposal(dataset, policy, size)
     plans = allgather_object(mine, name="keras_hvd/shard", process_set=process_set)
@@ -169,27 +170,14 @@ def check_dataset(function: str, dataset: Any) -> None:
         )
 
 
-def place_in(process_set: ProcessSet, function: str) -> tuple[int, int]:
-    """A process set's size, and this rank's place in it; raises if it has none."""
-    basics.require_initialized(f"data.{function}")
-    number_of(process_set, function)
-    place = process_set.rank()
-    if place is None:
-        raise ValueError(
-            f"{function}: rank {basics.rank()} is not in {process_set}, whose ranks "
-            "share the dataset: call it on these alone"
-        )
-    return process_set.size(), place
-
-
-def _is_from_files(dataset: tf.data.Dataset) -> bool:
-    """Whether the dataset contains one of `from_files`, this rank's part."""
+def _is_dealt(dataset: tf.data.Dataset) -> bool:
+    """Whether the dataset contains one of `from_files` or `from_arrays`, a part."""
     try:
         graph = DatasetGraph(dataset, "shard")
     except ValueError:
         return False
     names = graph.before(graph.chain()[-1])
-    return any(graph.has_mark(name, FROM_FILES) for name in names)
+    return any(graph.has_mark(name, DEALT) for name in names)
 
 
 def _proposal(

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd.backends.tensorflow.same_job import Membership
+from keras_hvd.backends.same_job import Membership
 from keras_hvd.data.part import digest
-from keras_hvd.data.shard import place_in
+from keras_hvd.data.place import place_in
 from keras_hvd.job import basics
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set

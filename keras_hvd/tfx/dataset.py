@@ -11,7 +11,8 @@ from tfx.components.trainer.fn_args_utils import DataAccessor
 from tfx_bsl.tfxio import dataset_options
 
 from keras_hvd.data.even import even
-from keras_hvd.data.shard import place_in, shard
+from keras_hvd.data.place import place_in
+from keras_hvd.data.shard import shard
 from keras_hvd.job.process_sets import global_process_set
 
 
