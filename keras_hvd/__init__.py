@@ -1,12 +1,12 @@
-"""Data-parallel training for Keras 3 on TensorFlow, from one script to many processes.
+"""Data-parallel training for Keras 3, from one script to many processes.
 
 Every public name is defined in one module and listed here twice: in `_DEFINED_IN`, and
 under `TYPE_CHECKING` for type checkers (a test keeps the two alike). A module is
 imported when one of its names is first used (PEP 562), so that `khvdrun`, which
-executes this file too, starts without TensorFlow.
+executes this file too, starts without a framework. What depends on the framework is
+listed by its module for TensorFlow; another framework has it in a module of that name.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from keras_hvd.version import __version__ as __version__
@@ -92,14 +92,14 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
+    from keras_hvd.job.arrival import local_rank as local_rank
+    from keras_hvd.job.arrival import rank as rank
+    from keras_hvd.job.arrival import size as size
     from keras_hvd.job.basics import cross_rank as cross_rank
     from keras_hvd.job.basics import cross_size as cross_size
     from keras_hvd.job.basics import is_initialized as is_initialized
-    from keras_hvd.job.basics import local_rank as local_rank
     from keras_hvd.job.basics import local_size as local_size
-    from keras_hvd.job.basics import rank as rank
     from keras_hvd.job.basics import shutdown as shutdown
-    from keras_hvd.job.basics import size as size
     from keras_hvd.job.capabilities import ccl_built as ccl_built
     from keras_hvd.job.capabilities import cuda_built as cuda_built
     from keras_hvd.job.capabilities import ddl_built as ddl_built
@@ -152,11 +152,11 @@ _DEFINED_IN = {
     "allow_saving": "backends.tensorflow.guarded_saving",
     "init": "world.initialization",
     "is_initialized": "job.basics",
-    "local_rank": "job.basics",
+    "local_rank": "job.arrival",
     "local_size": "job.basics",
-    "rank": "job.basics",
+    "rank": "job.arrival",
     "shutdown": "job.basics",
-    "size": "job.basics",
+    "size": "job.arrival",
     "ccl_built": "job.capabilities",
     "cuda_built": "job.capabilities",
     "ddl_built": "job.capabilities",
@@ -228,12 +228,15 @@ __all__ = list(_SUBMODULES) + list(_DEFINED_IN)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _DEFINED_IN:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_DEFINED_IN[name]}")
-    value = getattr(module, name)
+    is_module = name in _SUBMODULES
+    defined_in = f"{__name__}.{name if is_module else _DEFINED_IN[name]}"
+    # Not at the top: `import keras_hvd` imports no more than it needs.
+    from keras_hvd.backends import current
+
+    module = current.module_of(name, defined_in)
+    value = module if is_module else getattr(module, name)
     globals()[name] = value
     return value
 

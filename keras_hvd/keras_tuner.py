@@ -25,7 +25,7 @@ from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariab
 from keras_hvd.callbacks.coordination import DistributedCallback, enclosing_list
 from keras_hvd.callbacks.metric_average import MetricAverage
 from keras_hvd.callbacks.metrics import means_over_ranks
-from keras_hvd.job import basics
+from keras_hvd.job import arrival, basics
 from keras_hvd.job.objects import allgather_object, broadcast_object
 from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.traced_steps import require_distributed
@@ -111,7 +111,7 @@ class _Distributed(Mixin):
     _is_starting = False
 
     def __init__(self, *args: Any, **kwargs: Any):
-        basics.require_initialized("keras_tuner.distribute")
+        arrival.require_arrived("keras_tuner.distribute")
         self._is_starting = True
         # Only rank 0 may clear the folder, or see its content.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

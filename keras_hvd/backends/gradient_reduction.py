@@ -6,9 +6,10 @@ import collections
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from keras_hvd.backends import buckets
 from keras_hvd.backends.compression import (
     Compressor,
     NoneCompressor,
@@ -16,7 +17,7 @@ from keras_hvd.backends.compression import (
 )
 from keras_hvd.backends.reduce_op import Average, ReduceOp
 from keras_hvd.backends.variables import identity, is_variable, path
-from keras_hvd.job import basics
+from keras_hvd.job import basics, later_jobs
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.recording import recorder
 
@@ -80,6 +81,25 @@ class GradientReduction:
             for each in ((self, other) if differing else ())
         )
 
+    def buckets(
+        self, variables: Sequence[Any], sizes: Sequence[int]
+    ) -> list[list[int]]:
+        """The places in `variables` of the gradients that are sent together.
+
+        `sizes` are their bytes. The buckets are in the order in which backprop is done.
+
+        >>> import keras
+        >>> weights = [keras.Variable([1.0], name=name) for name in ("first", "last")]
+        >>> GradientReduction().buckets(weights, [4, 4])
+        [[1, 0]]
+        >>> GradientReduction(groups=2).buckets(weights, [4, 4])
+        [[1], [0]]
+        """
+        if isinstance(self.groups, int):
+            return list(buckets.by_number(len(variables), self.groups))
+        groups = _places(self.groups, variables) if self.groups else ()
+        return list(buckets.by_size(sizes, list(groups)))
+
     def is_alone(self) -> bool:
         """Whether this rank has no other rank to reduce with.
 
@@ -92,12 +112,29 @@ class GradientReduction:
         if not self.process_set.included():
             return True
         # In a measurement of scaling, even a rank alone submits: submissions are
-        # counted.
-        return self.process_set.size() == 1 and not recorder.scaling()
+        # counted. Where later jobs are possible, the step is for them too.
+        submits = recorder.scaling() or later_jobs.are_possible()
+        return self.process_set.size() == 1 and not submits
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
         # The process set is part of the job; a copy of it would not be.
         return self
+
+
+def _places(
+    groups: Sequence[Sequence[str]], variables: Sequence[Any]
+) -> Iterator[list[int]]:
+    """The indices in `variables` of each group's, which has their paths.
+
+    A path that several variables share belongs to no group.
+    """
+    paths = [path(variable) for variable in variables]
+    times = collections.Counter(paths)
+    places = {each: i for i, each in enumerate(paths) if times[each] == 1}
+    for group in groups:
+        found = [places[each] for each in group if each in places]
+        if found:
+            yield found
 
 
 def shown(value: Any) -> str:

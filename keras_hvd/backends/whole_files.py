@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from keras.src.utils import file_utils
 
@@ -60,6 +62,79 @@ def staged(path: str | os.PathLike) -> Iterator[str]:
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def save_whole(
+    plain: Callable[..., Any],
+    argument: str,
+    path: str | os.PathLike,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, str]:
+    """Calls a function that saves to `path`, its second argument: the file is whole.
+
+    Returns its result, and the path that it was given instead.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     place = os.path.join(folder, "place")
+    ...     result, own = save_whole(
+    ...         shutil.copyfile, "dst", place, (__file__, place), {})
+    ...     os.path.exists(place), own == place
+    (True, False)
+    """
+    with staged(path) as own:
+        if argument in kwargs:
+            return plain(*args, **{**kwargs, argument: own}), own
+        return plain(args[0], own, *args[2:], **kwargs), own
+
+
+def share_backups(callback: Any, may_be_shared: Callable[[Any], bool]) -> None:
+    """Lets several ranks keep a backup of Keras in one folder.
+
+    `callback` is the class, and `may_be_shared` says whether others save to a path.
+    """
+    save, end = callback._save_model, callback.on_train_end
+
+    @functools.wraps(save)
+    def save_in_folder(self: Any) -> None:
+        path = self._training_metadata_path
+        if not may_be_shared(path) or file_utils.is_remote_path(path):
+            return save(self)
+        os.makedirs(self.backup_dir, exist_ok=True)
+        there: set[str] = set()
+        try:
+            there |= {*os.listdir(self.backup_dir)}
+            with staged(path) as own:
+                # With double_checkpoint, it is copied first.
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(path, own)
+                self._training_metadata_path = own
+                save(self)
+        except FileNotFoundError:
+            # Another rank's training has ended, and its backup goes file by file.
+            if _has_all(self.backup_dir, there):
+                raise
+        finally:
+            self._training_metadata_path = path
+
+    @functools.wraps(end)
+    def end_beside_others(self: Any, logs: Any = None) -> None:
+        try:
+            end(self, logs)
+        except OSError as error:
+            # Others delete it too, or still write to it and delete it later.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+
+    callback._save_model = save_in_folder
+    callback.on_train_end = end_beside_others
+
+
+def _has_all(folder: str, names: set[str]) -> bool:
+    """Whether a folder, which others may delete meanwhile, has all of these files."""
+    with contextlib.suppress(FileNotFoundError):
+        return names <= {*os.listdir(folder)}
+    return False
 
 
 def _is_written_in_place(path: str | os.PathLike, target: str) -> bool:

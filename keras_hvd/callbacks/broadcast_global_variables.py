@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.backends.current import framework
+from keras_hvd.backends.global_generator import global_generator
 from keras_hvd.backends.labels import (
     are_alike,
     labels_of,
@@ -251,17 +252,23 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
             }
             for each in model_optimizers(model)
         ],
-        "places": [place_in_program(*each) for each in _named(model)],
+        "places": [place_in_program(*each) for each in named_in_program(model)],
         "adapted": _adapted(model),
         "initial_epoch": model._initial_epoch,
         "seeds": [each.state.numpy() for each in _seed_generators(model)],
     }
 
 
-def _named(model: keras.Model) -> list[tuple[Any, int]]:
+def named_in_program(model: keras.Model) -> list[tuple[Any, int]]:
     """The objects whose names their collectives use, each with its process set."""
     distributed = filter(is_distributed, model_leaf_optimizers(model))
     named = [(each, reduces_with(each)) for each in distributed]
+    named += [
+        (each, reduces_with(each.inner_optimizer))
+        for each in model_optimizers(model)
+        if isinstance(each, keras.optimizers.LossScaleOptimizer)
+        and is_distributed(each.inner_optimizer)
+    ]
     named += [
         (each, each.process_set)
         for each in layers_of(model)
@@ -273,7 +280,7 @@ def _named(model: keras.Model) -> list[tuple[Any, int]]:
 def _take_places(model: keras.Model, of_ranks: list[list[int | None]]) -> None:
     """Gives objects that only this rank has made anew, or loaded, the others' names."""
     for (named, process_set), places in zip(
-        _named(model), zip(*of_ranks, strict=False), strict=False
+        named_in_program(model), zip(*of_ranks, strict=False), strict=False
     ):
         taken = [each for each in places if each is not None]
         if taken and place_in_program(named, process_set) is None:
@@ -426,7 +433,7 @@ def _continue_seeds(model: keras.Model, seeds: list[np.ndarray]) -> None:
 
 def _seed_generators(model: keras.Model) -> list[Any]:
     """Keras' global generator, and those in layers, of Keras and of the framework."""
-    generators: list[Any] = [framework.random_numbers.global_generator()]
+    generators: list[Any] = [global_generator()]
     for layer in layers_of(model):
         own = [
             each

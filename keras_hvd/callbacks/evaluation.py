@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_hvd.callbacks.metric_average import MetricAverage
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 
 
 def evaluate(
@@ -50,7 +50,7 @@ def evaluate(
     >>> keras_hvd.evaluate(model, np.ones((4, 1)), np.full((4, 1), 2.5), verbose=0)
     1.5
     """
-    basics.require_initialized("evaluate")
+    arrival.require_arrived("evaluate")
     metrics = MetricAverage()
     logs = model.evaluate(
         x,

@@ -37,11 +37,8 @@ def weights_of(model: keras.Model) -> list[keras.Variable]:
     weights = list(model.weights)
     known = set(map(identity, weights))
     for layer in layers_of(model):
-        # Keras' own layers track all their variables.
-        if type(layer).__module__.startswith("keras."):
-            continue
         for variable in framework.layer_variables.in_layer(layer):
-            if id(variable) not in known:
-                known.add(id(variable))
-                weights.append(framework.layer_variables.LayerVariable(layer, variable))
+            if identity(variable) not in known:
+                known.add(identity(variable))
+                weights.append(variable)
     return weights

@@ -371,7 +371,7 @@ class SharedWeights:
         """The `identity` of each weight that is meant to differ between ranks."""
         optimizers = model_optimizers(self._model)
         local = local_variables(optimizers, weights) | self._locals_among(weights)
-        local |= {identity(w) for w in weights if framework.tape.is_local(w)}
+        local |= {identity(w) for w in weights if framework.is_local_source(w)}
         for layer in layers_of(self._model):
             own = [*layer._trainable_variables, *layer._non_trainable_variables]
             identities = {identity(each) for each in own}

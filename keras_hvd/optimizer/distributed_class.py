@@ -21,6 +21,7 @@ from keras_hvd.backends.labels import labels_of, name_in_program
 from keras_hvd.backends.variables import LocalVariables
 from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.mixin import Mixin
+from keras_hvd.optimizer import retracing
 from keras_hvd.optimizer.gradient_accumulation import accumulate
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers, leaf_optimizers
@@ -68,6 +69,7 @@ def distribute(
         return optimizer
     framework.guarded_saving.install()
     framework.random_numbers.install(is_distributed)
+    retracing.install()
     agree_on_finite_gradients(_reduction_of)
     inner = inner_optimizers(optimizer)
     for each in inner or ():

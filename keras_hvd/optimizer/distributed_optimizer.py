@@ -89,7 +89,8 @@ def DistributedOptimizer(
             earlier call with this optimizer; or `backward_passes_per_step` differs from
             the optimizer's own `gradient_accumulation_steps`.
         RuntimeError: the call is in the scope of a `tf.distribute` strategy, which
-            reduces gradients itself; or Keras does not run on TensorFlow.
+            reduces gradients itself; or Keras runs on neither TensorFlow
+            nor torch.
 
     Example:
 

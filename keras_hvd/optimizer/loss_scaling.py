@@ -14,6 +14,7 @@ from keras_hvd.backends.gradient_reduction import GradientReduction
 from keras_hvd.backends.labels import name_in_program
 from keras_hvd.backends.reduce_op import Min
 from keras_hvd.backends.variables import identity
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import number_of
 
 # The loss scaling around an inner optimizer.
@@ -62,7 +63,7 @@ def agree_on_finite_gradients(
         names = [name_in_program(each, number) for each in (self, inner)]
         name = framework.name_in_graph("/".join([*names, "finite"]))
         # The host reads the result, to decide on the step.
-        with framework.on_cpu():
+        with framework.on_cpu(), arrival.within_step():
             return framework.allreduce(
                 finite, op=Min, name=name, process_set=reduction.process_set
             )

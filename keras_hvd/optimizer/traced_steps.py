@@ -19,8 +19,8 @@ from typing import Any
 import keras
 
 from keras_hvd.backends.current import framework
-from keras_hvd.job import basics, log, native
-from keras_hvd.optimizer import distributed_class
+from keras_hvd.job import basics, later_jobs, log, native
+from keras_hvd.optimizer import distributed_class, retracing
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import (
     model_leaf_optimizers,
@@ -50,7 +50,7 @@ class _Step:
 
 @functools.cache
 def install() -> None:
-    """Makes Keras check the steps of all models, if the job has several ranks.
+    """Makes Keras check the steps of all models, if a job has several ranks.
 
     Example:
 
@@ -63,13 +63,14 @@ def install() -> None:
         if not basics.is_initialized():
             return plain(self, force)
         trace_anew_in_another_job(self)
-        if basics.size() == 1:
+        if basics.size() == 1 and not later_jobs.are_possible():
             return plain(self, force)
         return _watch(self, functools.partial(plain, self), force)
 
     keras.Model.make_train_function = make_train_function
     for name in ("make_test_function", "make_predict_function"):
         _trace_anew_before(name)
+    retracing.install()
     framework.traced_updates.install()
     atexit.register(_warn_of_separate_trainings)
 
@@ -184,6 +185,7 @@ class _FirstRun:
     def __init__(self, model: keras.Model, step: _Step):
         self._model = model
         self.step = step
+        retracing.copy_held(step.function, self)
 
     def __call__(self, iterator: Any) -> Any:
         model, step = self._model, self.step
@@ -254,8 +256,8 @@ def _trains(model: keras.Model) -> bool:
 def _is_alone(model: keras.Model) -> bool:
     """Whether no optimizer of a model has another rank to reduce with."""
     distributed = filter(is_distributed, model_leaf_optimizers(model))
-    sets = [distributed_class.reduces_with(each) for each in distributed]
-    return bool(sets) and all(each.size() == 1 or not each.included() for each in sets)
+    reductions = [each._settings.reduction for each in distributed]
+    return bool(reductions) and all(each.is_alone() for each in reductions)
 
 
 def _has_own_step(model: keras.Model) -> bool:
@@ -300,7 +302,7 @@ def _refuse_or_remember(model: keras.Model) -> None:
             "or was traced before that was distributed. Distribute the optimizer "
             "first, and call compile() after that"
         )
-    if not _trainings.alone and basics.rank() == 0:
+    if not _trainings.alone and basics.rank() == 0 and basics.size() > 1:
         _trainings.alone = (
             f"each of the {basics.size()} ranks has trained a model {model.name!r} of "
             f"its own: nothing has reduced gradients over them. {_remedy(model)}"
@@ -308,7 +310,8 @@ def _refuse_or_remember(model: keras.Model) -> None:
 
 
 def _remedy(model: keras.Model) -> str:
-    strategy = model._distribute_strategy
+    # Keras has it on TensorFlow alone.
+    strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None and not framework.current_strategy.is_ours(strategy):
         return (
             f"It was made in the scope of a {type(strategy).__name__}, which knows of "

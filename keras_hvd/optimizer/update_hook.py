@@ -16,6 +16,7 @@ from keras_hvd.backends.gradient_reduction import GradientReduction
 from keras_hvd.backends.labels import name_in_program
 from keras_hvd.backends.reduce_op import Max
 from keras_hvd.backends.variables import identity
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import number_of
 from keras_hvd.optimizer.gradient_accumulation import only_accumulated
 from keras_hvd.optimizer.loss_scaling import counts
@@ -231,6 +232,7 @@ def _is_overwritten(variable: Any) -> bool:
     return getattr(variable, "overwrite_with_gradient", False)
 
 
+@arrival.within_step()
 def _reduce_overwriting(
     optimizer: Any,
     grads: Sequence[Any],

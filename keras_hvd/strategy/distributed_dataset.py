@@ -16,9 +16,9 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
 from keras_hvd.backends.reduce_op import Min
+from keras_hvd.backends.same_job import Membership
 from keras_hvd.backends.tensorflow.collectives import allreduce_op, submission
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
-from keras_hvd.backends.tensorflow.same_job import Membership
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops
 
+from keras_hvd.backends.same_job import Membership
 from keras_hvd.backends.tensorflow import current_strategy, random_numbers
-from keras_hvd.backends.tensorflow.same_job import Membership
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, no_rows, reduction, variables
 

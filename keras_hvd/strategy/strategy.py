@@ -13,7 +13,7 @@ from tensorflow.python.distribute import distribute_lib
 
 from keras_hvd.backends.tensorflow import guarded_saving
 from keras_hvd.backends.tensorflow.collectives import contributions
-from keras_hvd.job import basics
+from keras_hvd.job import arrival, basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.optimizer import traced_steps
 from keras_hvd.strategy import (
@@ -90,7 +90,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         process_set: ProcessSet = global_process_set,
         device: str | None = None,
     ) -> None:
-        basics.require_initialized("Strategy")
+        arrival.require_arrived("Strategy")
         _refuse(process_set, device)
         number_of(process_set, "Strategy")
         if not process_set.included():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_hvd import exceptions
 from keras_hvd.backends.tensorflow.collectives import submission
 from keras_hvd.backends.tensorflow.collectives.broadcast import broadcast
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
@@ -41,7 +41,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
     ...     session.run(weight)
     array([1., 2.], dtype=float32)
     """
-    basics.require_initialized("broadcast_global_variables")
+    arrival.require_arrived("broadcast_global_variables")
     _require_session_graph()
     variables = tf.compat.v1.global_variables()
     if not variables:

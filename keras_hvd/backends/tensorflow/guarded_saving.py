@@ -19,11 +19,8 @@ worthless: it saves nothing.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -31,14 +28,13 @@ import keras
 import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
-from keras.src.utils import file_utils
 from tensorflow.python.checkpoint import graph_view, util
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.saved_model import save as saved_model
 
 from keras_hvd import exceptions
 from keras_hvd.backends.tensorflow import half_applied
-from keras_hvd.backends.whole_files import staged
+from keras_hvd.backends.whole_files import save_whole, share_backups
 from keras_hvd.job import native
 from keras_hvd.recording import recorder
 
@@ -91,7 +87,7 @@ def install() -> None:
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", None)
     if orbax is not None:
         _guard(orbax, "_save_checkpoint")
-    _share_backups(keras.callbacks.BackupAndRestore)
+    share_backups(keras.callbacks.BackupAndRestore, _may_be_shared)
     if recorder.scaling():
         # It keeps files of its own beside the weights, and would resume from them.
         for name in _BACKUP_METHODS:
@@ -252,58 +248,8 @@ def _save_whole(
     kwargs: dict[str, Any],
 ) -> Any:
     """Calls a function that saves to `path`, its second argument: the file is whole."""
-    with staged(path) as own:
-        if argument in kwargs:
-            result = plain(*args, **{**kwargs, argument: own})
-        else:
-            result = plain(args[0], own, *args[2:], **kwargs)
+    result, own = save_whole(plain, argument, path, args, kwargs)
     if not tf.is_tensor(result):
         return result
     # The name of a checkpoint.
     return result.numpy().decode().replace(own, os.fspath(path))
-
-
-def _has_all(folder: str, names: set[str]) -> bool:
-    """Whether a folder, which others may delete meanwhile, has all of these files."""
-    with contextlib.suppress(FileNotFoundError):
-        return names <= {*os.listdir(folder)}
-    return False
-
-
-def _share_backups(callback: Any) -> None:
-    """Lets several ranks keep a backup of Keras in one folder."""
-    save, end = callback._save_model, callback.on_train_end
-
-    @functools.wraps(save)
-    def save_whole(self: Any) -> None:
-        path = self._training_metadata_path
-        if not _may_be_shared(path) or file_utils.is_remote_path(path):
-            return save(self)
-        os.makedirs(self.backup_dir, exist_ok=True)
-        there: set[str] = set()
-        try:
-            there |= {*os.listdir(self.backup_dir)}
-            with staged(path) as own:
-                # With double_checkpoint, it is copied first.
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(path, own)
-                self._training_metadata_path = own
-                save(self)
-        except FileNotFoundError:
-            # Another rank's training has ended, and its backup goes file by file.
-            if _has_all(self.backup_dir, there):
-                raise
-        finally:
-            self._training_metadata_path = path
-
-    @functools.wraps(end)
-    def end_beside_others(self: Any, logs: Any = None) -> None:
-        try:
-            end(self, logs)
-        except OSError as error:
-            # Others delete it too, or still write to it and delete it later.
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-                raise
-
-    callback._save_model = save_whole
-    callback.on_train_end = end_beside_others

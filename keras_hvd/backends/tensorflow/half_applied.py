@@ -18,7 +18,10 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import (
+    BaseResourceVariable,
+    ResourceVariable,
+)
 
 from keras_hvd.job import basics, native
 
@@ -134,9 +137,12 @@ def _assign(name: str) -> None:
 @functools.cache
 def _watch_assignments() -> None:
     """Notes from now on which variables get values not computed from their own."""
-    _after(ResourceVariable, "assign")
-    # TensorFlow's checkpoints.
-    _after(ResourceVariable, "_restore_from_tensors")
+    # Variables that a function makes are of the base class alone. TensorFlow has set
+    # some methods of the other to wrappers of its.
+    for owner in (BaseResourceVariable, ResourceVariable):
+        # The second is for TensorFlow's checkpoints.
+        for name in vars(owner).keys() & {"assign", "_restore_from_tensors"}:
+            _after(owner, name)
     # Not before: scripts without Keras would import it for nothing.
     import keras
 

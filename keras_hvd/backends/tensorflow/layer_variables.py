@@ -8,14 +8,21 @@ import tensorflow as tf
 from keras_hvd.backends.variables import leaves_of
 
 
-def in_layer(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """The `tf.Variable`s that a layer has in attributes, also in a `tf.Module` there.
+def in_layer(layer: keras.layers.Layer) -> list[LayerVariable]:
+    """The `tf.Variable`s in a layer's attributes, also in a `tf.Module`.
 
-    >>> layer = keras.layers.Identity()
-    >>> layer.steps = tf.Variable(0)
-    >>> in_layer(layer)[0] is layer.steps
-    True
+    Keras may hold one in several places, where it is found each time.
+
+    >>> class Counts(keras.layers.Layer):
+    ...     pass
+    >>> layer = Counts(name="counts")
+    >>> layer.steps = tf.Variable(0, name="steps")
+    >>> {each.path for each in in_layer(layer)}
+    {'counts/steps'}
     """
+    # Keras' own layers track all their variables.
+    if type(layer).__module__.startswith("keras."):
+        return []
     found: list[tf.Variable] = []
     for each in leaves_of(list(vars(layer).values())):
         if isinstance(each, tf.Variable):
@@ -23,7 +30,8 @@ def in_layer(layer: keras.layers.Layer) -> list[tf.Variable]:
         elif isinstance(each, tf.Module):
             found += each.variables
     # A variable without a fixed shape holds passing data, such as a queue.
-    return [each for each in found if each.shape.is_fully_defined()]
+    fixed = [each for each in found if each.shape.is_fully_defined()]
+    return [LayerVariable(layer, each) for each in fixed]
 
 
 class LayerVariable(keras.Variable):

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from keras_hvd.backends.tensorflow import allocator, gpu_pinning
+from keras_hvd.job import later_jobs
 
 
 def note_failure() -> None:
@@ -31,7 +32,8 @@ def prepare(rank: int, size: int, local_rank: int, local_size: int) -> None:
     # By the launcher's local rank, which no other part of its job has.
     gpu_pinning.pin(local_rank, local_size)
     keras = sys.modules.get("keras")
-    if size > 1 and keras is not None and keras.backend.backend() == "tensorflow":
+    may_be_several = size > 1 or later_jobs.are_possible()
+    if may_be_several and keras is not None and keras.backend.backend() == "tensorflow":
         watch_steps()
 
 

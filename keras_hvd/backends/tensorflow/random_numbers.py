@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from keras.src.random import seed_generator
 from tensorflow.python.eager import context
 
 from keras_hvd.backends.tensorflow.collectives.submission import is_compiled
-from keras_hvd.job import basics, log
+from keras_hvd.job import basics, later_jobs, log
 
 # Set on a generator of Keras that continues with this rank's seed.
 _HAS_RANK = "_keras_hvd_has_rank"
@@ -34,6 +33,14 @@ _DRAWING_OPS = {
     "RandomUniformInt",
     "TruncatedNormal",
 }
+
+
+class _OfRank(int):
+    """A graph's seed. TensorFlow takes its remainder to seed an op that draws."""
+
+    def __mod__(self, other: int) -> int:
+        later_jobs.note_held("rank")
+        return int(self) % other
 
 
 @contextlib.contextmanager
@@ -56,7 +63,7 @@ def of_rank(rank: int) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     before, first = graph.seed, len(graph.get_operations())
     if before is not None:
-        graph.seed = before + rank
+        graph.seed = _OfRank(before + rank)
     try:
         yield
     finally:
@@ -119,7 +126,8 @@ def install(is_distributed: Callable[[Any], bool]) -> None:
         def step(data):
             # A strategy does it for all steps that its replicas run.
             is_replica = tf.distribute.has_strategy()
-            if is_replica or basics.size() == 1 or not may_reduce(model):
+            is_alone = basics.size() == 1 and not later_jobs.are_possible()
+            if is_replica or is_alone or not may_reduce(model):
                 return step_function(data)
             with of_rank(basics.rank()):
                 return step_function(data)
@@ -160,19 +168,3 @@ def continue_global_generator(rank: int) -> None:
     if generator is not None and _HAS_RANK not in vars(generator):
         with tf.init_scope():
             continue_with_rank(generator, generator.state, rank)
-
-
-def global_generator() -> Any:
-    """Returns Keras' generator for draws without one; makes it if there is none.
-
-    Example:
-
-    >>> global_generator() is global_generator()
-    True
-    """
-    # Making it draws from Python's generator, from which users draw as well.
-    state = random.getstate()
-    try:
-        return seed_generator.global_seed_generator()
-    finally:
-        random.setstate(state)

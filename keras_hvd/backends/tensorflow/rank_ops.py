@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_hvd.job import basics, native
+from keras_hvd.backends.tensorflow.collectives import submission
+from keras_hvd.job import basics, later_jobs, native
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
@@ -135,6 +136,8 @@ def _place(
 ) -> tf.Tensor:
     basics.require_initialized(function)
     number = basics.whole_number(function, "process_set_id", process_set)
+    if submission.is_compiled():
+        later_jobs.note_held(quantity)
     return native.ops().keras_hvd_job_value(
         quantity=quantity, process_set=number, name=name or function
     )

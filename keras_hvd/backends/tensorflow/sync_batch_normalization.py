@@ -12,7 +12,7 @@ from keras_hvd.backends.labels import name_in_program
 from keras_hvd.backends.tensorflow.collectives import contributions, job_values
 from keras_hvd.backends.tensorflow.collectives.allgather import allgather
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
-from keras_hvd.job import basics
+from keras_hvd.job import arrival, basics, later_jobs
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -64,7 +64,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         basics.require_initialized("SyncBatchNormalization")
         process_set = self.process_set
         number = number_of(process_set, "SyncBatchNormalization")
-        if process_set.size() == 1 and process_set.included():
+        is_alone = process_set.size() == 1 and process_set.included()
+        if is_alone and not later_jobs.are_possible():
             job_values.require_as_traced("size", process_set=number)
             return super()._moments(inputs, mask)
         name = name_in_graph(f"{name_in_program(self, number)}/moments")
@@ -95,7 +96,7 @@ def _moments_over_ranks(
     number = number_of(process_set, "SyncBatchNormalization")
     own = _with_gradient_times_size_of(number, tf.stack([count, mean, squares]))
     # A rank without rows gives a count of 0.
-    with contributions.as_given():
+    with contributions.as_given(), arrival.within_step():
         of_ranks = allgather(own[None], name=name, process_set=process_set)
     counts, means, squares = tf.unstack(of_ranks, num=3, axis=1)
     count = tf.reduce_sum(counts, axis=0)

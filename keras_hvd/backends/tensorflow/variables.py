@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_hvd.backends.tensorflow import half_applied
 from keras_hvd.backends.tensorflow.collectives import submission
 from keras_hvd.backends.tensorflow.collectives.broadcast import broadcast
-from keras_hvd.job import basics, unnamed
+from keras_hvd.job import arrival, basics, unnamed
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -54,7 +55,7 @@ def broadcast_variables(
     >>> weights.numpy()
     array([1., 2.], dtype=float32)
     """
-    basics.require_initialized("broadcast_variables")
+    arrival.require_arrived("broadcast_variables")
     number, *values = _broadcast(
         "broadcast_variables", variables, root_rank, None, process_set
     )
@@ -97,7 +98,7 @@ def broadcast_(
     >>> keras_hvd.broadcast_(tf.Variable([1.0, 2.0]), root_rank=0).numpy()
     array([1., 2.], dtype=float32)
     """
-    basics.require_initialized("broadcast_")
+    arrival.require_arrived("broadcast_")
     is_one = callable(getattr(variables, "assign", None))
     given = [variables] if is_one else variables
     _, *values = _broadcast("broadcast_", given, root_rank, name, process_set)
@@ -114,6 +115,17 @@ def has_value(variable: Any) -> bool:
     value = variable if callable(value) else value
     is_initialized = getattr(value, "is_initialized", None)
     return is_initialized is None or bool(is_initialized())
+
+
+def value_on_host(variable: Any) -> np.ndarray:
+    """A variable's value, in its own memory where that is the host's.
+
+    What assigns to the variable may change it.
+
+    >>> value_on_host(tf.Variable([1.0, 2.0]))
+    array([1., 2.], dtype=float32)
+    """
+    return np.asarray(tf.convert_to_tensor(variable))
 
 
 def checksum(variable: Any) -> int:

@@ -14,7 +14,7 @@ from keras_hvd.backends.tensorflow.collectives import (
     reductions,
     submission,
 )
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -105,7 +105,7 @@ def _gathered(
     ignore_name_scope: bool,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    basics.require_initialized(kind)
+    arrival.require_arrived(kind)
     number = number_of(process_set, kind)
     given = [
         contributions.to_gather(submission.with_rows(kind, "joins", tensor))

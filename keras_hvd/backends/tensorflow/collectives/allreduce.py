@@ -22,7 +22,7 @@ from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
     submit,
 )
 from keras_hvd.backends.tensorflow.compression import Compression
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -177,7 +177,7 @@ def _reduced(
     name: str | None,
     ignore_name_scope: bool,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    basics.require_initialized(kind)
+    arrival.require_arrived(kind)
     number = number_of(process_set, kind)
     scales = submission.scales_of(kind, *factors)
     require_compressor(kind, compression)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd.backends.tensorflow.collectives import reductions, submission
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -58,7 +58,7 @@ def alltoall(
     >>> counts.numpy()
     array([2], dtype=int32)
     """
-    basics.require_initialized("alltoall")
+    arrival.require_arrived("alltoall")
     number = number_of(process_set, "alltoall")
     tensor = submission.with_rows("alltoall", "splits", tensor)
     reductions.note([tensor], [], number, sums=False)

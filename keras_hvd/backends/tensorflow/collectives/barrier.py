@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from keras_hvd.backends.tensorflow.collectives import submission
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -37,7 +37,7 @@ def barrier(
     >>> keras_hvd.init()
     >>> keras_hvd.barrier()
     """
-    basics.require_initialized("barrier")
+    arrival.require_arrived("barrier")
     number = number_of(process_set, "barrier")
     names = submission.name_of("barrier", name, process_set=number)
     op = submission.submit("barrier", names, number)

@@ -12,7 +12,7 @@ from keras_hvd.backends.tensorflow.collectives import (
     reductions,
     submission,
 )
-from keras_hvd.job import basics
+from keras_hvd.job import arrival, basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -55,7 +55,7 @@ def broadcast(
     >>> keras_hvd.broadcast([1, 2], root_rank=0).numpy()
     array([1, 2], dtype=int32)
     """
-    basics.require_initialized("broadcast")
+    arrival.require_arrived("broadcast")
     number = number_of(process_set, "broadcast")
     root_rank = basics.root_of("broadcast", root_rank)
     names = submission.name_of("broadcast", name, ignore_name_scope, number)

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd.backends.tensorflow.collectives import submission
-from keras_hvd.job import basics, native
+from keras_hvd.job import basics, later_jobs, native
 
 
 def size_of(process_set: int = 0) -> int | tf.Tensor:
@@ -61,6 +61,7 @@ def require_as_traced(
     >>> step()
     1 b'rank 0 of 1'
     """
+    later_jobs.note_held(*quantities)
     if tf.executing_eagerly() or not _has_op():
         return []
     return [_check(quantity, process_set, dataset) for quantity in quantities]
@@ -92,6 +93,8 @@ def _check(quantity: str, process_set: int, dataset: str) -> tf.Operation:
 
 
 def _value(quantity: str, process_set: int) -> int | tf.Tensor:
+    if submission.is_compiled():
+        later_jobs.note_held(quantity)
     if tf.executing_eagerly() or not _has_op():
         return _number(quantity, process_set)
     value = native.ops().keras_hvd_job_value(quantity=quantity, process_set=process_set)

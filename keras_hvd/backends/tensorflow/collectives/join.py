@@ -7,7 +7,7 @@ import ctypes
 import tensorflow as tf
 
 from keras_hvd.backends.tensorflow.collectives import submission
-from keras_hvd.job import basics, native, script_end
+from keras_hvd.job import arrival, basics, native, script_end
 
 
 def join() -> tf.Tensor:
@@ -41,7 +41,7 @@ def join() -> tf.Tensor:
     >>> int(keras_hvd.join())
     0
     """
-    basics.require_initialized("join")
+    arrival.require_arrived("join")
     script_end.note_collective()
     if not tf.executing_eagerly():
         return _in_graph()

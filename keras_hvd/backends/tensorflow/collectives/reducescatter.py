@@ -18,7 +18,7 @@ from keras_hvd.backends.tensorflow.collectives import (
     submission,
 )
 from keras_hvd.backends.tensorflow.compression import Compression
-from keras_hvd.job import basics
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -156,7 +156,7 @@ def _reduced(
     name: str | None,
     ignore_name_scope: bool = False,
 ) -> list[tf.Tensor]:
-    basics.require_initialized(kind)
+    arrival.require_arrived(kind)
     number = number_of(process_set, kind)
     reduce_op = _reduce_op(kind, reduce_op)
     scales = submission.scales_of(kind, *factors)

@@ -17,9 +17,12 @@ from tensorflow.python.ops import control_flow_util
 
 from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.backends.tensorflow.collectives import compiled_calls
-from keras_hvd.job import native, script_end, unnamed
+from keras_hvd.job import later_jobs, native, script_end, unnamed
 
 _UNNAMED = "unnamed_"
+
+# XLA compiles them for the shapes that their results have in a job.
+_SHAPED_BY_JOB = {"allgather", "alltoall", "reducescatter"}
 
 _REDUCED = (
     tf.uint8,
@@ -241,6 +244,8 @@ def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
     """
     require_compilable(f"{kind} {name.tensor!r}")
     script_end.note_collective()
+    if kind in _SHAPED_BY_JOB and is_compiled():
+        later_jobs.note_held("size", "rank")
     in_turn = tf.executing_eagerly() and name.tensor.startswith(_UNNAMED)
     with _turns.take(name.tensor, process_set) if in_turn else contextlib.nullcontext():
         outputs = getattr(native.ops(), f"keras_hvd_{kind}")(

@@ -28,7 +28,7 @@ from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.backends.tensorflow.variables import has_value
 from keras_hvd.backends.variables import identity, path
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.job import basics, log
+from keras_hvd.job import arrival, basics, log
 from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.recording import recorder
 
@@ -73,7 +73,7 @@ def compare(
     """
     process_set = reduction.process_set
     key = basics.epoch(), number_of(process_set, "the reduction of gradients")
-    if key in _compared or recorder.scaling():
+    if key in _compared or recorder.scaling() or arrival.is_awaited():
         return
     shared = [each for each in variables if identity(each) not in local]
     job, given = _given

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_hvd.backends import buckets
 from keras_hvd.backends.compression import NoneCompressor
 from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
 from keras_hvd.backends.labels import labels_of
@@ -26,6 +24,7 @@ from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up, add_up_all
 from keras_hvd.backends.variables import identity, path
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import number_of
 from keras_hvd.recording import recorder
 
@@ -137,7 +136,7 @@ def _reduce_dense(reduction, prefix, grads, variables, labels, agreed):
         )
         return of_none
     sent, contexts = _sent(reduction, grads)
-    places = list(_buckets(reduction, variables))
+    places = reduction.buckets(variables, [*map(size_of, variables)])
     results = reduce_buckets(
         reduction,
         [[sent[i] for i in bucket] for bucket in places],
@@ -170,15 +169,6 @@ def _sent(
     ]
     sent = [submission.as_tensor(KIND, tensor) for tensor, _ in pairs]
     return sent, [context for _, context in pairs]
-
-
-def _buckets(
-    reduction: GradientReduction, variables: Sequence[Any]
-) -> Iterator[list[int]]:
-    if isinstance(reduction.groups, int):
-        return buckets.by_number(len(variables), reduction.groups)
-    groups = _places(reduction.groups, variables) if reduction.groups else ()
-    return buckets.by_size([*map(size_of, variables)], list(groups))
 
 
 def reduce_buckets(
@@ -222,7 +212,7 @@ def _reduce_slices(
     reduction: GradientReduction, prefix: str, grad: tf.IndexedSlices
 ) -> tf.IndexedSlices:
     """Gathers all ranks' slices; first adds up equal rows here, to send fewer."""
-    with reductions.not_by_hand():
+    with reductions.not_by_hand(), arrival.within_step():
         gathered = allreduce(
             add_up(grad),
             compression=reduction.compression,
@@ -239,22 +229,6 @@ def _scale_local(reduction: GradientReduction, grad: Gradient) -> Gradient:
         return grad
     size = job_values.size_of(number_of(reduction.process_set, KIND))
     return _divided(grad, size)
-
-
-def _places(
-    groups: Sequence[Sequence[str]], variables: Sequence[Any]
-) -> Iterator[list[int]]:
-    """The indices in `variables` of each group's, which has their paths.
-
-    A path that several variables share belongs to no group.
-    """
-    paths = [path(variable) for variable in variables]
-    times = collections.Counter(paths)
-    places = {each: i for i, each in enumerate(paths) if times[each] == 1}
-    for group in groups:
-        found = [places[each] for each in group if each in places]
-        if found:
-            yield found
 
 
 def _divided(grad: Gradient, count: tf.Tensor) -> Gradient:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_hvd.backends.tensorflow.collectives import job_values
+from keras_hvd.backends.current import framework
 from keras_hvd.job import basics
 from keras_hvd.job.process_sets import ProcessSet, number_of
 
@@ -39,7 +39,7 @@ class Membership:
         process_set = self._process_set
         number = number_of(process_set, what)
         if (process_set.size(), process_set.rank()) == (self.size, self.rank):
-            job_values.require_as_traced("size", "rank", process_set=number)
+            framework.require_as_traced("size", "rank", process_set=number)
             return
         raise RuntimeError(
             f"this {what} was made by rank {self.rank} of {self.size}, and is used by "

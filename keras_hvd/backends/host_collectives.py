@@ -1,0 +1,171 @@
+"""Collectives of tensors in host memory, over the C API: for any framework, or none."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_hvd import exceptions
+from keras_hvd.backends.reduce_op import ReduceOp
+from keras_hvd.job import basics, native, script_end
+
+# khvd_dtype and khvd_kind of tf_ops/engine/c_api.h
+_DTYPES = {
+    "uint8": 0,
+    "int8": 1,
+    "int32": 2,
+    "int64": 3,
+    "float16": 4,
+    "bfloat16": 5,
+    "float32": 6,
+    "float64": 7,
+    "bool": 8,
+    "uint32": 9,
+    "uint64": 10,
+    "float8_e5m2": 11,
+    "float8_e4m3fn": 12,
+}
+_MOVED_DTYPES = {
+    **_DTYPES,
+    "int16": 13,
+    "uint16": 14,
+    "complex64": 15,
+    "complex128": 16,
+}
+_ALLREDUCE = 0
+_BROADCAST = 2
+
+
+class HostTensor(NamedTuple):
+    """A tensor whose elements are in host memory, without gaps."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+
+    @classmethod
+    def of_array(cls, array: np.ndarray) -> HostTensor:
+        """A NumPy array, which the caller keeps until the collective has ended.
+
+        Raises ValueError if its elements are not in order, without gaps.
+
+        >>> HostTensor.of_array(np.zeros((2, 3), np.float32)).shape
+        (2, 3)
+        """
+        if not array.flags.c_contiguous:
+            raise ValueError(f"an array of shape {array.shape} is not contiguous")
+        return cls(array.dtype.name, array.shape, array.ctypes.data)
+
+
+class Together:
+    """A context for collectives in place that run at the same time.
+
+    They have ended when the context has. Then the first error is raised.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> array = np.array([1.0, 2.0])
+    >>> with Together() as collectives:
+    ...     collectives.allreduce("sums", [HostTensor.of_array(array)], ReduceOp.Sum)
+    >>> array
+    array([1., 2.])
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[ctypes.c_void_p] = []
+
+    def allreduce(
+        self,
+        name: str,
+        tensors: Sequence[HostTensor],
+        op: ReduceOp,
+        process_set: int = 0,
+        labels: str = "",
+    ) -> None:
+        """Begins to reduce a group. `labels` is a text on which the ranks must agree.
+
+        Raises TypeError if the tensors' type cannot be reduced.
+        """
+        for each in tensors:
+            _require_type("reduced", each, _DTYPES)
+        self._begin(
+            _ALLREDUCE,
+            name,
+            tensors,
+            reduce_op=int(op),
+            process_set=process_set,
+            labels=labels.encode() or None,
+        )
+
+    def broadcast(
+        self, name: str, tensor: HostTensor, root: int, process_set: int = 0
+    ) -> None:
+        """Begins to fill a tensor with the root's elements.
+
+        Raises TypeError if the tensor's type cannot be sent.
+        """
+        _require_type("sent", tensor, _MOVED_DTYPES)
+        self._begin(_BROADCAST, name, [tensor], root=root, process_set=process_set)
+
+    def _begin(
+        self, kind: int, name: str, tensors: Sequence[HostTensor], **fields: Any
+    ) -> None:
+        script_end.note_collective()
+        given = (native.Tensor * len(tensors))(*map(_given, tensors))
+        request = native.Request(
+            struct_size=ctypes.sizeof(native.Request),
+            kind=kind,
+            name=name.encode(),
+            count=len(tensors),
+            tensors=given,
+            **fields,
+        )
+        pending = ctypes.c_void_p()
+        basics.check(
+            native.engine().khvd_begin(ctypes.byref(request), ctypes.byref(pending))
+        )
+        self._pending.append(pending)
+
+    def __enter__(self) -> Together:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        engine = native.engine()
+        first: exceptions.KerasHvdError | None = None
+        # All of them: until its end the engine has a collective's memory.
+        for each in self._pending:
+            code = engine.khvd_finish(each)
+            if code != 0 and first is None:
+                text = engine.khvd_last_error().decode(errors="replace")
+                first = exceptions.from_code(code, text)
+        if first is not None and error is None:
+            raise first
+
+
+def _given(tensor: HostTensor) -> native.Tensor:
+    return native.Tensor(
+        dtype=_MOVED_DTYPES[tensor.dtype],
+        rank=len(tensor.shape),
+        shape=(ctypes.c_int64 * len(tensor.shape))(*tensor.shape),
+        input=tensor.address,
+        output=tensor.address,
+    )
+
+
+def _require_type(done: str, tensor: HostTensor, known: dict[str, int]) -> None:
+    if tensor.dtype not in known:
+        raise TypeError(
+            f"tensors of {', '.join(known)} can be {done}; got {tensor.dtype} of shape "
+            f"{tensor.shape}"
+        )

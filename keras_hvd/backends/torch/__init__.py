@@ -1,0 +1,1 @@
+"""What depends on torch: the folders and files are named as TensorFlow's."""

@@ -1,0 +1,1 @@
+"""Collectives of torch's tensors, which are eager."""

@@ -1,0 +1,58 @@
+"""Tensors of torch as the engine takes them: in place, by their address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from keras_hvd.backends.host_collectives import HostTensor
+
+
+def on_host(tensor: torch.Tensor) -> HostTensor:
+    """A tensor's elements in the order of its memory.
+
+    Its shape does not tell that order: ranks that give tensors of other strides would
+    mix elements. The caller keeps the tensor until the collective has ended. Raises
+    ValueError if the elements are not in host memory, without gaps.
+
+    >>> on_host(torch.zeros(2, 3)).dtype
+    'float32'
+    """
+    if tensor.device.type != "cpu" or not is_dense(tensor):
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} on "
+            f"{tensor.device} is not in host memory without gaps"
+        )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    # torch has a minus sign, or a conjugate, as a mark on a tensor.
+    if tensor.is_neg() or tensor.is_conj():
+        raise ValueError(f"a tensor of {dtype} is a view that negates or conjugates")
+    return HostTensor(dtype, tuple(tensor.shape), tensor.data_ptr())
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie in memory without gaps, in whatever order.
+
+    >>> is_dense(torch.zeros(2, 3).T), is_dense(torch.zeros(2, 3)[:, :2])
+    (True, False)
+    """
+    if tensor.is_contiguous():
+        return True
+    elements = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1 and stride != elements:
+            return False
+        elements *= size
+    return True
+
+
+def copy_on_host(value: Any) -> torch.Tensor:
+    """A copy of a tensor or a Keras variable, in order and in host memory.
+
+    >>> copy_on_host(torch.zeros(2, 3).T).is_contiguous()
+    True
+    """
+    tensor = getattr(value, "value", value)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return copy.copy_(tensor.detach())

@@ -1,0 +1,1 @@
+"""Reduction of a step's gradients in torch, and checks of it."""

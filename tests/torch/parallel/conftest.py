@@ -1,0 +1,49 @@
+"""One job for the tests of Keras on torch: `khvdrun -np 2 python -m pytest -x ...`.
+
+Every rank runs every test, in the same order.
+"""
+
+import os
+
+import keras
+import pytest
+import torch
+
+import keras_hvd
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    assert keras.backend.backend() == "torch", "set KERAS_BACKEND=torch"
+    # A test that fails on one rank leaves the others waiting; not for ever.
+    os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "60")
+    torch.set_num_threads(1)
+    keras_hvd.init()
+    if keras_hvd.rank() != 0:
+        config.option.verbose = -2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    if keras_hvd.is_initialized() and keras_hvd.rank() != 0 and not report.failed:
+        return report.outcome, "", ""
+    return None
+
+
+@pytest.fixture
+def rank() -> int:
+    """This process' rank."""
+    return keras_hvd.rank()
+
+
+@pytest.fixture
+def size() -> int:
+    """The number of ranks."""
+    assert keras_hvd.size() > 1, "these tests need a job of at least 2 ranks"
+    return keras_hvd.size()
+
+
+@pytest.fixture(autouse=True)
+def same_seed() -> None:
+    """Gives all ranks one seed, before each test."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
