@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,13 @@ from keras_hvd.world.rendezvous import network_interfaces
 # LSF sets either.
 _LSF_HOSTS = "LSB_MCPU_HOSTS"
 _LSF_HOSTFILE = "LSB_DJOB_HOSTFILE"
+
+# A file of other schedulers, and the variable of a job that the file is for.
+_NODEFILES = {
+    "PBS_NODEFILE": "PBS_JOBID",
+    "COBALT_NODEFILE": "COBALT_JOBID",
+    "PE_HOSTFILE": "JOB_ID",
+}
 
 # Shells, ssh and mpirun do not interpret any of these letters.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -44,41 +50,66 @@ def from_file(path: Path) -> list[HostSlots]:
 
     Raises UsageError.
     """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--hostfile: cannot read {str(path)!r}: {error}") from None
-    option = f"--hostfile {path}"
-    found = _distinct(
-        (
-            _host(_entry(line, f"{option}, line {number}"), f"{option}, line {number}")
-            for number, line in enumerate(lines, 1)
-            if line.partition("#")[0].strip()
-        ),
-        option,
+    text = _read(str(path), "--hostfile")
+    return from_lines(text, f"--hostfile {path}")
+
+
+def from_lines(text: str, where: str) -> list[HostSlots]:
+    """The hosts in lines such as `a slots=4`, `a:4` or `a`.
+
+    Repeated lines are further slots. Raises UsageError, which says where the text is
+    from.
+
+    Example:
+
+    >>> from_lines("a:4\\nb  # without a number\\n", "an example")
+    [HostSlots(name='a', slots=4), HostSlots(name='b', slots=None)]
+    >>> from_lines("a\\na\\n", "an example")
+    [HostSlots(name='a', slots=2)]
+    """
+    found = _added_up(
+        _host(_entry(line, f"{where}, line {number}"), f"{where}, line {number}")
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.partition("#")[0].strip()
     )
     if not found:
-        raise UsageError(f"--hostfile: {str(path)!r} names no host")
+        raise UsageError(f"{where} names no host")
     return found
 
 
-def from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
-    """The hosts that LSF has given to this process' job, if it is in one.
+def from_scheduler(environment: Mapping[str, str]) -> list[HostSlots]:
+    """The hosts that LSF, PBS, Cobalt or Grid Engine has given to this process' job.
 
     Raises UsageError.
 
     Example:
 
-    >>> from_lsf({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b 2"})
+    >>> from_scheduler({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b 2"})
     [HostSlots(name='a', slots=4), HostSlots(name='b', slots=2)]
-    >>> from_lsf({})
+    >>> from_scheduler({})
     []
     """
-    if "LSB_JOBID" not in environment:
-        return []
+    found = _from_scheduler(environment)
+    if len(found) == 1 and is_here(found[0].name):
+        # Whatever this host is called there.
+        return [HostSlots("localhost", found[0].slots)]
+    return found
+
+
+def _from_scheduler(environment: Mapping[str, str]) -> list[HostSlots]:
+    if "LSB_JOBID" in environment:
+        return _from_lsf(environment)
+    for name, job in _NODEFILES.items():
+        if job in environment and environment.get(name):
+            return _from_nodefile(name, environment[name])
+    return []
+
+
+def _from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
     words = environment.get(_LSF_HOSTS, "").split()
     if not words:
-        return _from_lsfs_file(environment.get(_LSF_HOSTFILE, ""))
+        path = environment.get(_LSF_HOSTFILE, "")
+        return _from_nodefile(_LSF_HOSTFILE, path) if path else []
     if len(words) % 2:
         raise UsageError(
             f"{_LSF_HOSTS}={environment[_LSF_HOSTS]!r} is not hosts, each with a number"
@@ -89,16 +120,21 @@ def from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
     )
 
 
-def _from_lsfs_file(path: str) -> list[HostSlots]:
-    """The hosts of a file that names each once for each of its slots."""
-    if not path:
-        return []
-    option = f"{_LSF_HOSTFILE}={path}"
+def _from_nodefile(name: str, path: str) -> list[HostSlots]:
+    """The hosts of a scheduler's file, which has a line for each of their slots.
+
+    Grid Engine has their number behind the host, and its queues behind that.
+    """
+    lines = [line.split()[:2] for line in _read(path, name).splitlines()]
+    where = f"{name}={path}"
+    return _added_up(_host(":".join([*each, "1"][:2]), where) for each in lines if each)
+
+
+def _read(path: str, where: str) -> str:
     try:
-        slots = collections.Counter(Path(path).read_text().split())
+        return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option}: cannot read it: {error}") from None
-    return [_host(f"{name}:{count}", option) for name, count in slots.items()]
+        raise UsageError(f"{where}: cannot read {path!r}: {error}") from None
 
 
 def are_here(hosts: Iterable[HostSlots]) -> bool:
@@ -165,6 +201,16 @@ def _host(entry: str, where: str) -> HostSlots:
             f"{where}: {entry!r} does not give a number of slots, 1 or more"
         )
     return HostSlots(name, int(slots))
+
+
+def _added_up(hosts: Iterable[HostSlots]) -> list[HostSlots]:
+    """Each host once, with the slots of all its lines."""
+    found: dict[str, HostSlots] = {}
+    for host in hosts:
+        before = found.get(host.name)
+        slots = before and (before.slots or 1) + (host.slots or 1)
+        found[host.name] = HostSlots(host.name, slots or host.slots)
+    return [*found.values()]
 
 
 def _distinct(hosts: Iterable[HostSlots], where: str) -> list[HostSlots]:

@@ -23,7 +23,8 @@ class World:
         rank: Number of this process in the job, from 0.
         size: Number of processes in the job.
         local_rank: Number of this process among those of the job on this host, from 0.
-        local_size: Number of processes of the job on this host.
+        local_size: Number of processes of the job on this host; 0 until the ranks have
+            met, if the launcher does not tell it. `local_rank` counts from then on too.
         cross_rank: Number of this host among those with a process of this local rank,
             from 0; None until the ranks have met.
         cross_size: Number of hosts with a process of this local rank; None until the

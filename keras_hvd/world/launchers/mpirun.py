@@ -1,4 +1,4 @@
-"""Open MPI's and MPICH's `mpirun`, on one host or several."""
+"""Open MPI's and MPICH's `mpirun`, and launchers of MPIs with their interfaces."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ class Mpirun:
     """
 
     mpi: str
+    """That by which the ranks meet: mpi4py is built for it."""
+
     sign: str
     """A variable that no other program sets."""
 
     names: Names
     job: Callable[[Mapping[str, str]], str]
-    """A name that all ranks of a job on this host share."""
+    """A name that all ranks of a job on this host share; "" if there is none."""
 
     def is_here(self, variables: Mapping[str, str]) -> bool:
         return self.sign in variables
@@ -53,8 +55,9 @@ class Mpirun:
     def world(self, variables: Mapping[str, str]) -> World:
         """The place in a job on one host, or the way to meet ranks of other hosts."""
         rendezvous = variables.get(RENDEZVOUS) or None
-        if rendezvous is None and is_one_host(variables, self.names):
-            return on_one_host(variables, self.names, self.job(variables))
+        is_alone = rendezvous is None and is_one_host(variables, self.names)
+        if is_alone and (job := self.job(variables)):
+            return on_one_host(variables, self.names, job)
         # The hosts do not know a common name of the job.
         world = on_any_hosts(variables, self.names, "", rendezvous)
         return world if rendezvous else dataclasses.replace(world, way=ByMpi(self.mpi))
@@ -101,3 +104,29 @@ MPICH = Mpirun(
     Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     _mpich_job,
 )
+# Cray's, as on HPE's machines. Its MPI has MPICH's interface.
+PALS = Mpirun(
+    "MPICH",
+    "PALS_RANKID",
+    Names("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    lambda variables: _named("pals", variables, "PALS_APID"),
+)
+# That of MVAPICH2, which has MPICH's interface too.
+MPIRUN_RSH = Mpirun(
+    "MPICH",
+    "MV2_COMM_WORLD_RANK",
+    beginning("MV2_COMM_WORLD_"),
+    lambda variables: "",
+)
+# LSF's. Its MPI is made of Open MPI.
+JSRUN = Mpirun(
+    "Open MPI",
+    "JSM_NAMESPACE_RANK",
+    beginning("JSM_NAMESPACE_"),
+    lambda variables: _named("jsrun", variables, "PMIX_NAMESPACE"),
+)
+
+
+def _named(launcher: str, variables: Mapping[str, str], name: str) -> str:
+    """The job's name by this variable, if that is set."""
+    return f"{launcher}-{variables[name]}" if variables.get(name) else ""

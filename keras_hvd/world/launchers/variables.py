@@ -23,7 +23,10 @@ _LONGEST_HOST_KEY = 256
 
 
 class Names(NamedTuple):
-    """The variables in which a launcher tells a rank's place."""
+    """The variables in which a launcher tells a rank's place.
+
+    `local_size` is "" for one that does not tell it.
+    """
 
     rank: str
     size: str
@@ -46,14 +49,16 @@ def on_any_hosts(
     except ValueError as error:
         raise LaunchEnvironmentError(f"{RENDEZVOUS}: {error}") from None
     total = integer(variables, names.size, 1, TOO_MANY_RANKS)
-    here = integer(variables, names.local_size, 1, TOO_MANY_RANKS)
+    here = 0
+    if names.local_size:
+        here = integer(variables, names.local_size, 1, TOO_MANY_RANKS)
     if here > total:
         raise LaunchEnvironmentError(
             f"{names.local_size}={here} and {names.size}={total} contradict each "
             "other: no host has more ranks than the job."
         )
     place = integer(variables, names.rank, 0, total)
-    place_here = integer(variables, names.local_rank, 0, here)
+    place_here = integer(variables, names.local_rank, 0, here or total)
     if total == 1:
         return World(0, 1, 0, 1, 0, 1, new_job())
     key = variables.get("KERAS_HVD_HOST_KEY") or None
