@@ -3,9 +3,9 @@
 TensorFlow and Keras are imported when a name that needs them is first used.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from keras_hvd.lazy_names import importer
+from keras_hvd.backends import current
 
 if TYPE_CHECKING:
     from keras_hvd.elastic.callbacks import CommitStateCallback as CommitStateCallback
@@ -40,8 +40,14 @@ _DEFINED_IN = {
 
 __all__ = sorted(_DEFINED_IN)
 
-# What is missing without TensorFlow is missing for all of keras_hvd.
-__getattr__ = importer(__name__, _DEFINED_IN, [], str)
+
+def __getattr__(name: str) -> Any:
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    defined_in = f"{__name__}.{_DEFINED_IN[name]}"
+    value = getattr(current.module_of(f"elastic.{name}", defined_in), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

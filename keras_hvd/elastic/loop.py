@@ -53,12 +53,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         require_state("keras_hvd.elastic.run's function", state)
         basics.require_initialized("elastic.run")
         with world.connected():
-            if world.is_new():
+            is_new = world.is_new()
+            if is_new:
                 world.renew()
-            return in_jobs(state, *args, **kwargs)
+            return in_jobs(is_new, state, *args, **kwargs)
 
-    def in_jobs(state: State, *args: Any, **kwargs: Any) -> Any:
-        is_later_job = False
+    def in_jobs(is_later_job: bool, state: State, *args: Any, **kwargs: Any) -> Any:
         while True:
             try:
                 if is_later_job:

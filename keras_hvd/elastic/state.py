@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_hvd.elastic import world
-from keras_hvd.exceptions import HostsUpdatedInterrupt
+from keras_hvd.exceptions import HostsUpdatedInterrupt, RankFailedError
 from keras_hvd.job import basics
 from keras_hvd.job.objects import allgather_object, broadcast_object
 
@@ -45,11 +45,15 @@ class State:
         self._has_synced = False
         # Whether another rank has committed more; known as `broadcast` is called.
         self._is_behind = False
+        # Whether all have committed as often, in jobs before; known then too.
+        self._are_even = False
 
     def register_reset_callbacks(
         self, callbacks: Iterable[Callable[[], object]]
     ) -> None:
         """Adds functions to be called in each later job, before its ranks synchronize.
+
+        Those that are new call theirs too, so functions may use collectives.
 
         Args:
             callbacks: functions without arguments, such as one that sets a learning
@@ -100,20 +104,29 @@ class State:
 
         Raises:
             ValueError: this rank's state is made of something else than that rank's.
-            RankFailedError: another rank has died.
+            RankFailedError: another rank has died, or all have that had the state.
         """
         mine = self._has_synced, self._commits
         of_ranks = allgather_object(
-            (mine, self._parts()), name="keras_hvd/elastic/commits"
+            (mine, self._parts(), world.is_without_state()),
+            name="keras_hvd/elastic/commits",
         )
+        if all(each[2] for each in of_ranks):
+            raise RankFailedError(
+                "the ranks that had the state of this training have died, and those "
+                "that are left came later and did not get it: start the script again, "
+                "from what it has saved"
+            )
         commits = [each[0] for each in of_ranks]
         furthest = max(commits)
         root_rank = commits.index(furthest)
         _require_same(self._parts(), of_ranks[root_rank][1], root_rank)
         self._is_behind = mine != furthest
+        self._are_even = self._has_synced and {*commits} == {mine}
         self.broadcast(root_rank)
         self.save()
         self._has_synced, self._commits = True, furthest[1]
+        world.note_state()
 
     def save(self) -> None:
         """Copies the present values. `commit` calls it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from keras_hvd.backends.current import framework, process
+from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
+from keras_hvd.elastic import values
 from keras_hvd.elastic.state import ObjectState
 from keras_hvd.job import basics
-from keras_hvd.optimizer.nested_optimizers import model_optimizers
+from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
 
 
 class TensorFlowState(ObjectState):
@@ -62,10 +65,11 @@ class TensorFlowState(ObjectState):
     def save(self) -> None:
         # What a GPU computes after another rank's death is garbage.
         framework.guarded_saving.require_good_steps()
-        values = [variable.numpy() for variable in self.variables]
+        present = [*map(framework.value_on_host, self.variables)]
         super().save()
         # At last, so that a commit that fails changes nothing.
-        self._values = values
+        kept = getattr(self, "_values", [None] * len(present))
+        self._values = [*map(values.copied, present, kept)]
 
     def restore(self) -> None:
         # From here on variables are known to have whole values, and may be written to
@@ -76,7 +80,17 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def broadcast(self, root_rank: int) -> None:
-        framework.broadcast_variables(self.variables, root_rank)
+        mine = [*map(framework.value_on_host, self.variables)]
+        places = [*range(len(mine))]
+        if self._are_even:
+            # They have the same, but for what each rank has of its own.
+            places = values.differing(mine, root_rank)
+        received = values.from_root([mine[place] for place in places], root_rank)
+        if self._has_synced:
+            # Nothing changes before all has come: the root may die.
+            received = iter([(number, each.copy()) for number, each in received])
+        for number, value in received:
+            self.variables[places[number]].assign(value)
         framework.equal_start.note_given(self.variables)
         super().broadcast(root_rank)
 
@@ -116,6 +130,9 @@ class TensorFlowKerasState(TensorFlowState):
     [[[1.0]], [1.0]]
     """
 
+    # What users have called, where that is not the class.
+    called_by = ""
+
     def __init__(
         self,
         model: keras.Model,
@@ -123,7 +140,7 @@ class TensorFlowKerasState(TensorFlowState):
         backend: Any = None,
         **kwargs: Any,
     ) -> None:
-        kind = type(self).__name__
+        kind = self.called_by or type(self).__name__
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         self.backend = backend
@@ -131,16 +148,38 @@ class TensorFlowKerasState(TensorFlowState):
         optimizers = [optimizer] if optimizer else model_optimizers(model)
         _build(kind, optimizers, model)
         of_optimizers = [each for one in optimizers for each in one.variables]
+        self._accumulators = _accumulators_of(optimizers)
+        self._schedules = [*map(_schedule_of, optimizers)]
         super().__init__([*_variables_of(model), *of_optimizers], **kwargs)
 
     def broadcast(self, root_rank: int) -> None:
+        # Not the root's: each rank has added up gradients of its own data.
+        accumulated = self._accumulated()
         super().broadcast(root_rank)
+        for variable, value in zip(self._accumulators, accumulated, strict=True):
+            variable.assign(value)
         # The root draws on as it did, and no two ranks draw the same.
         distance = basics.rank() - root_rank
         for layer in layers_of(self.model):
             for generator in getattr(layer, "_seed_generators", ()):
                 seed = generator.state
                 framework.random_numbers.continue_with_rank(generator, seed, distance)
+
+    def _parts(self) -> list[str]:
+        return [*super()._parts(), *self._schedules]
+
+    def _accumulated(self) -> list[Any]:
+        """The averages of what the ranks have accumulated that are furthest."""
+        if not self._accumulators:
+            return []
+        own = [keras.ops.convert_to_tensor(each) for each in self._accumulators]
+        if self._is_behind:
+            own = [keras.ops.zeros_like(each) for each in own]
+        count = keras.ops.convert_to_tensor(float(not self._is_behind))
+        *sums, total = framework.grouped_allreduce(
+            [*own, count], op=Sum, name="keras_hvd/elastic/accumulated"
+        )
+        return [each / keras.ops.cast(total, each.dtype) for each in sums]
 
 
 class KerasState(TensorFlowKerasState):
@@ -186,6 +225,17 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
+def _schedule_of(optimizer: keras.optimizers.Optimizer) -> str:
+    """Describes a learning rate that is no variable: all ranks need the same."""
+    for leaf in leaf_optimizers(optimizer):
+        rate = getattr(leaf, "_learning_rate", None)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            # A schedule of one's own may have no configuration.
+            with contextlib.suppress(NotImplementedError):
+                return f"the schedule {type(rate).__name__} of {rate.get_config()}"
+    return "a learning rate without a schedule"
+
+
 def _described(variable: Any) -> str:
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return f"a {dtype} variable of shape {[*variable.shape]}"
@@ -226,5 +276,14 @@ def _build(
             "optimizer.build(variables) before"
         )
     for optimizer in unbuilt:
-        with keras.name_scope(optimizer.name, caller=optimizer):
+        named = keras.name_scope(optimizer.name, caller=optimizer)
+        # As Keras itself builds it in `fit`.
+        with model.distribute_strategy.scope(), named:
             optimizer.build(model.trainable_variables)
+
+
+def _accumulators_of(optimizers: list[keras.optimizers.Optimizer]) -> list[Any]:
+    """Those of gradients that wait for the next update."""
+    leaves = [leaf for each in optimizers for leaf in leaf_optimizers(each)]
+    accumulators = [getattr(leaf, "_accumulated_gradients", ()) for leaf in leaves]
+    return [each for of_one in accumulators for each in of_one if each is not None]

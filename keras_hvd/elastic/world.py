@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
-from keras_hvd.job import basics, objects
+from keras_hvd.job import arrival, basics, objects
 from keras_hvd.world import initialization, renewal
 
 # The connection with `khvdrun`, while a function of `elastic.run` is under way in a job
@@ -20,6 +20,9 @@ _words: renewal.Words | None = None
 # The functions that it was made for.
 _turns = itertools.count(1)
 
+# Whether this process came later, and has not got the others' state so far.
+_is_without_state = False
+
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
@@ -28,6 +31,7 @@ def connected() -> Iterator[None]:
     Raises RankFailedError if there is none any more.
     """
     global _words
+    arrival.arrive()
     told = renewal.of(os.environ)
     if told is None or _words is not None:
         yield
@@ -49,6 +53,20 @@ def is_new() -> bool:
     return told is not None and told.is_new
 
 
+def is_without_state() -> bool:
+    """Whether this process came later than its job, and has not got its state so far.
+
+    What it has then is of no training.
+    """
+    return _is_without_state
+
+
+def note_state() -> None:
+    """Records that this process has the state of its job."""
+    global _is_without_state
+    _is_without_state = False
+
+
 def others_wait() -> bool:
     """Whether new ranks wait for a place in this job.
 
@@ -65,33 +83,48 @@ def others_wait() -> bool:
 def renew() -> None:
     """Leaves the job, and joins the next one, of those that are there.
 
-    Raises RankFailedError if there is none.
+    Raises RankFailedError if there is none, and Left if this rank is to leave.
     """
     if _words is None:
         raise RankFailedError(
             "this job keeps its ranks, so it ends with the first that fails. Start it "
             "with khvdrun --min-np N, and it goes on as long as N are left"
         )
+    global _is_without_state
     basics.shutdown()
     try:
-        _words.say("waits")
-        _join_next(_words)
+        told = renewal.of(os.environ)
+        assert told is not None, "or there would be no words"
+        _is_without_state |= told.is_new
+        offered = renewal.offer(told)
+        try:
+            _words.say("waits", at=offered, has_state=not _is_without_state)
+            _join_next(_words)
+        finally:
+            renewal.withdraw(offered)
     except OSError as error:
         raise _names_no_job(error) from error
 
 
 def _join_next(words: renewal.Words) -> None:
     while (told := words.hear())["word"] != "go":
-        if told["word"] == "others":
-            # They are to join the same job.
+        if told["word"] in ("others", "late"):
+            # They are to join the same job; or it has ended a wait for one that does
+            # not come.
             continue
+        if told["word"] == "leave":
+            # Nothing has gone wrong.
+            raise renewal.Left(0)
         if told["word"] == "end":
             raise RankFailedError(f"the job does not go on: {told['why']}")
-        # A later place calls off the one before.
+        if words.are_there():
+            # A later place calls this one off.
+            continue
+        # And the one before.
         basics.shutdown()
         place = renewal.of(os.environ)
         assert place is not None, "or there would be no words"
-        renewal.take_place(place, told)
+        renewal.take_place(place, told["variables"], told["generation"])
         try:
             initialization.rejoin(cancel=words.fileno())
         except KerasHvdError as error:

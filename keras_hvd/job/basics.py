@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras_hvd import exceptions
-from keras_hvd.job import native
+from keras_hvd.job import later_jobs, native
 
 
 class Epoch(NamedTuple):
@@ -74,59 +75,17 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process' number in the job.
-
-    Returns:
-        0 to `size() - 1`.
-
-    Raises:
-        NotInitializedError: `init` was not called.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> keras_hvd.rank()
-    0
-    """
+    """This process' number in the job; `arrival` has the one for users."""
     return _place("rank")
 
 
 def size() -> int:
-    """The number of processes in the job.
-
-    Returns:
-        At least 1.
-
-    Raises:
-        NotInitializedError: `init` was not called.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> keras_hvd.size()
-    1
-    """
+    """The number of processes in the job; `arrival` has the one for users."""
     return _place("size")
 
 
 def local_rank() -> int:
-    """This process' number among those on its host.
-
-    Returns:
-        0 to `local_size() - 1`.
-
-    Raises:
-        NotInitializedError: `init` was not called.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> keras_hvd.local_rank()
-    0
-    """
+    """This process' number on its host; `arrival` has the one for users."""
     return _place("local_rank")
 
 
@@ -285,6 +244,7 @@ def uses_mpi() -> bool:
 
 
 def _place(function: str) -> int:
+    later_jobs.note_read(function, sys._getframe(2))
     value = getattr(native.engine(), f"khvd_{function}")()
     if value < 0:
         raise _outside(function)

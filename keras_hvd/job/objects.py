@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.exceptions import KerasHvdError, MismatchError
-from keras_hvd.job import basics, native, pickling, script_end, unnamed
+from keras_hvd.job import arrival, basics, native, pickling, script_end, unnamed
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 # khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
@@ -70,7 +70,7 @@ def broadcast_object(
     >>> keras_hvd.broadcast_object({"epoch": 3})
     {'epoch': 3}
     """
-    basics.require_initialized("broadcast_object")
+    arrival.require_arrived("broadcast_object")
     _refuse_session("broadcast_object", session)
     number = number_of(process_set, "broadcast_object")
     root_rank = basics.root_of("broadcast_object", root_rank)
@@ -166,7 +166,7 @@ def allgather_object(
     >>> keras_hvd.allgather_object("from rank 0")
     ['from rank 0']
     """
-    basics.require_initialized("allgather_object")
+    arrival.require_arrived("allgather_object")
     _refuse_session("allgather_object", session)
     number = number_of(process_set, "allgather_object")
     own, error = _pickled(obj)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from keras_hvd.job import basics, native, said_once
+from keras_hvd.job import arrival, basics, later_jobs, native, said_once
 
 # None only for a set of no job, or on ranks that are no members. Type checkers must not
 # make all other callers check for it. The name is that of typeshed.
@@ -105,6 +106,7 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int] | MaybeNone:
+        later_jobs.note_read("size", sys._getframe(1))
         if not basics.is_initialized():
             return None
         return list(range(basics.size()))
@@ -113,9 +115,11 @@ class _GlobalProcessSet(ProcessSet):
         return True if basics.is_initialized() else None
 
     def size(self) -> int | MaybeNone:
+        later_jobs.note_read("size", sys._getframe(1))
         return basics.size() if basics.is_initialized() else None
 
     def rank(self) -> int | MaybeNone:
+        later_jobs.note_read("rank", sys._getframe(1))
         return basics.rank() if basics.is_initialized() else None
 
 
@@ -163,7 +167,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Traceback (most recent call last):
     keras_hvd.exceptions.MismatchError: ... process set 0 already has rank 0. No two ...
     """
-    basics.require_initialized("add_process_set")
+    arrival.require_arrived("add_process_set")
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.process_set_id is not None:

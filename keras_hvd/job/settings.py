@@ -215,6 +215,8 @@ network_interfaces: Setting[tuple[str, ...]] = Setting(
 ports = OwnSetting((_ports, "two port numbers, as 30000-30100"), range(0), "PORTS")
 # The folder that khvdrun has made for the job's recording.
 report = OwnSetting(_TEXT, "", "REPORT")
+# What sets this start of a job apart from others with the same secret.
+job_id = OwnSetting(_TEXT, "", "JOB_ID")
 required_size = OwnSetting(_count(), 0, "REQUIRE_SIZE")
 ssl_library = OwnSetting(_LIBRARY, b"", "SSL_LIBRARY")
 tls = OwnSetting(_SWITCH, False, "TLS")

@@ -1,5 +1,6 @@
 """The entry point of `khvdrun` and of `python -m keras_hvd.launch`."""
 
+import dataclasses
 import os
 import select
 import shlex
@@ -12,17 +13,31 @@ from keras_hvd.job import settings
 from keras_hvd.launch import (
     command_line,
     guardian,
+    joining,
+    membership_service,
     node_ranks,
     other_launchers,
+    reachable,
     recorded,
 )
+from keras_hvd.launch.discovery import Discovery
 from keras_hvd.launch.elastic import ElasticJob
 from keras_hvd.launch.handed_over import HandedOver
+from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
+from keras_hvd.launch.joined_hosts import JoinedHosts
+from keras_hvd.launch.joined_job import JoinedJob
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.recording import files
+from keras_hvd.world import tls
+from keras_hvd.world.rendezvous import address as addresses
+from keras_hvd.world.rendezvous import network_interfaces, secret
+from keras_hvd.world.rendezvous.connection import BeginTls
+from keras_hvd.world.rendezvous.gathering import Group
 from keras_hvd.world.rendezvous.nodes import NodeRanks, NotMetError
+from keras_hvd.world.rendezvous.proof import Purpose
+from keras_hvd.world.rendezvous.secret import Secret
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,23 +78,104 @@ def run(options: Options) -> int:
     if ignored:
         print(f"khvdrun: warning: {ignored}", file=sys.stderr)
     try:
-        if options.hosts:
+        if options.hosts and options.least_ranks is None:
             return _on_other_hosts(options)
+        service = None
+        if place := options.membership or options.join:
+            service = _service(place, options)
+        if service is not None and options.membership:
+            return membership_service.run(options, service)
+        joined = None
+        if options.may_join and options.node is not None and not options.dry_run:
+            if options.node.number != 0:
+                # What it starts has these too, such as whether there is TLS.
+                os.environ.update(options.variables)
+                return joining.run(options.node, *_how_to_join(options))
+            joined = JoinedHosts(options.node, *_how_to_join(options))
+            named = joined.wait_for_all(options.least_ranks or 1)
+            options = _with_hosts(options, named)
+        if options.discovery_script:
+            options = _discover(options)
+        if options.hosts:
+            _require_interfaces(options)
         if options.dry_run:
-            print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
+            what = shlex.join(options.command)
+            print(f"{options.ranks} times on {_where(options)}: {what}")
+            for option, variable in options.taken.items():
+                print(f"{option} from {variable}")
             return 0
         own, others = node_ranks.of_this_host(options)
-        node_ranks.check_size(own.size, os.environ)
+        if service is None:
+            node_ranks.check_size(own.size, os.environ)
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return TRY_AGAIN if isinstance(error, NotMetError) else CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    kind = Job if options.least_ranks is None else ElasticJob
-    return _run(
-        *(options, own),
-        lambda held, mask, kept: kind(options, own, held, mask, kept, others),
+
+    def job(held: int, mask: set[int], kept: Recorded | None) -> Job:
+        if service is not None:
+            return JoinedJob(options, own, held, mask, group=service)
+        if options.least_ranks is None:
+            return Job(options, own, held, mask, kept, others)
+        return ElasticJob(options, own, held, mask, kept, joined=joined)
+
+    return _run(options, own, job)
+
+
+def _how_to_join(options: Options) -> tuple[Secret, float, BeginTls | None]:
+    """The secret, the patience and TLS. Raises RendezvousError, LibraryError."""
+    variables = {**os.environ, **options.variables}
+    timeout = settings.init_timeout(variables)
+    return secret.read(variables), timeout, tls.chosen(variables)
+
+
+def _service(place: str, options: Options) -> Group:
+    """A membership service, and how it is reached. Raises as `_how_to_join` does."""
+    known, timeout, begin = _how_to_join(options)
+    group = Group(
+        member="service",
+        purpose=Purpose.MEMBERSHIP,
+        number=0,
+        count=1,
+        addresses=[addresses.parse(place)],
+        key=known.key(""),
+        timeout=timeout,
+        interfaces=settings.network_interfaces({**os.environ, **options.variables}),
+        tls=begin,
     )
+    # Another try does not change a malformed name.
+    group.sources()
+    return group
+
+
+def _with_hosts(options: Options, named: Sequence[HostSlots]) -> Options:
+    """The options for a job that begins on these hosts."""
+    slots = sum(each.slots or 1 for each in named)
+    ranks = min(slots, options.most_ranks or slots)
+    return dataclasses.replace(options, node=None, hosts=tuple(named), ranks=ranks)
+
+
+def _discover(options: Options) -> Options:
+    """The options with the hosts that there are. Raises RendezvousError."""
+    # Some parents leave it ignored, and then no process can wait for a child.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    discovery = Discovery(options.discovery_script, options.slots)
+    timeout = settings.init_timeout({**os.environ, **options.variables})
+    named = discovery.wait_for(options.ranks, timeout)
+    return dataclasses.replace(options, hosts=tuple(named))
+
+
+def _require_interfaces(options: Options) -> None:
+    """Raises RendezvousError if ranks of this host could not be reached."""
+    names = settings.network_interfaces({**os.environ, **options.variables})
+    network_interfaces.reachable(names)
+
+
+def _where(options: Options) -> str:
+    if not options.hosts:
+        return "this host"
+    return "slots of " + ", ".join(f"{one.name}:{one.slots}" for one in options.hosts)
 
 
 def _on_other_hosts(options: Options) -> int:
@@ -88,6 +184,8 @@ def _on_other_hosts(options: Options) -> int:
     if options.dry_run:
         print(handed.described(options.variables))
         return 0
+    if handed.launcher != "srun":
+        reachable.wait_for_hosts(options, os.environ)
 
     def job(held: int, mask: set[int], kept: Recorded | None) -> Job:
         told = handed.with_variables({} if kept is None else kept.variables)

@@ -1,7 +1,8 @@
 """A function call that travels to the ranks of `keras_hvd.run`, and its outcomes.
 
-Everything is in memory files of the process that called `run`. Ranks on its own host
-open them through /proc, and those of a job on several hosts have copies (`exchange`).
+Everything is in memory files of the process that called `run`, which ranks on its own
+host open through /proc. Between several hosts the call and outcomes travel
+(`exchange`).
 Nothing is written to disk, and nothing is left when that process dies. Without /proc,
 they are temporary files.
 """
@@ -9,6 +10,7 @@ they are temporary files.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import sys
@@ -17,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import cloudpickle
 
@@ -26,10 +28,18 @@ from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import cores, said_once
 from keras_hvd.launch import node_ranks
 from keras_hvd.launch.exchange import Caller
-from keras_hvd.world import environment
+from keras_hvd.world import environment, renewal
 
 # A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130
+
+
+class Place(NamedTuple):
+    """A rank's place in the last job that it was in; without a name, it was in none."""
+
+    job: str = ""
+    rank: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class Outcome:
     description: str = ""
     traceback: str = ""
     when: float = 0.0  # of the error, by a clock that all ranks share
+    place: Place = Place()  # where ranks come and go
+    has_left: bool = False  # to let the others go on without it
 
     def exception(self) -> Exception:
         """The error for this process to raise, or a RuntimeError that describes it."""
@@ -128,7 +140,7 @@ def serve_one(call: str, own: str) -> int:
         return _INTERRUPTED
     with open(own, "wb") as file:
         made = _dump_outcome(made, file)
-    return _exit_code(made)
+    return _exit_code(made, made.description)
 
 
 def serve_caller() -> int:
@@ -136,27 +148,74 @@ def serve_caller() -> int:
 
     mpirun or srun has started it, so it sets the variables that khvdrun would set.
     """
+    return _over_the_network(_serve_caller)
+
+
+def serve_elastic() -> int:
+    """As `serve_caller`, for a rank of a job that may go on, which khvdrun starts."""
+    return _over_the_network(_serve_elastic)
+
+
+def _over_the_network(serve: Callable[[], int]) -> int:
     try:
-        place = environment.world()
-        cores.share(place.local_size)
-        os.environ.update(allocator.variables(os.environ))
-        os.environ.update(_horovods(place))
-        caller = Caller(os.environ, place)
-        with memory_file("call") as file:
-            caller.ask(file)
-            made = _make(file)
-        with memory_file("outcome") as file:
-            made = _dump_outcome(made, file)
-            age = time.monotonic() - made.when
-            # If no process takes the outcome, its error is seen at least here.
-            code = _exit_code(made)
-            caller.tell(file, made.error is not None, age)
-            return code
+        return serve()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except (KerasHvdError, ValueError) as error:
         print(f"keras_hvd.run: {error}", file=sys.stderr, flush=True)
         return 1
+
+
+def _serve_caller() -> int:
+    place = environment.world()
+    cores.share(place.local_size)
+    os.environ.update(allocator.variables(os.environ))
+    os.environ.update(_horovods(place))
+    caller = Caller(os.environ, place.rank, place.size)
+    made = _make_for(caller)
+    return _hand_over(made, caller, lambda outcome: outcome.description)
+
+
+def _serve_elastic() -> int:
+    # The function may change the environment.
+    first = {**os.environ}
+    told = renewal.of(first)
+    assert told is not None, "khvdrun has set it"
+    caller = Caller(os.environ, told.number, None)
+    made = _make_for(caller)
+    if not made.has_left:
+        made = dataclasses.replace(made, place=_last_place(first))
+    # The others may go on, and then nobody else shows the traceback.
+    return _hand_over(made, caller, lambda outcome: outcome.traceback)
+
+
+def _last_place(first: Mapping[str, str]) -> Place:
+    """Where this rank was last in a job, if it began with these variables."""
+    variables = {**first, **renewal.taken()}
+    told = renewal.of(variables)
+    if told is None or told.is_new:
+        return Place()
+    rank, size = (int(variables[f"KERAS_HVD_{name}"]) for name in ("RANK", "SIZE"))
+    return Place(variables["KERAS_HVD_JOB"], rank, size)
+
+
+def _make_for(caller: Caller) -> Outcome:
+    with memory_file("call") as file:
+        caller.ask(file)
+        return _make(file)
+
+
+def _hand_over(
+    made: Outcome, caller: Caller, describe: Callable[[Outcome], str]
+) -> int:
+    """Gives an outcome to the caller, shows its error, and returns the exit code."""
+    with memory_file("outcome") as file:
+        made = _dump_outcome(made, file)
+        age = time.monotonic() - made.when
+        # If no process takes the outcome, its error is seen at least here.
+        code = _exit_code(made, describe(made))
+        caller.tell(file, made.error is not None, age)
+        return code
 
 
 def _horovods(place: environment.World) -> dict[str, str]:
@@ -165,12 +224,13 @@ def _horovods(place: environment.World) -> dict[str, str]:
     return node_ranks.of_horovod({name.upper(): getattr(place, name) for name in names})
 
 
-def _exit_code(made: Outcome) -> int:
+def _exit_code(made: Outcome, said: str) -> int:
+    """The exit code after an outcome; `said` tells of its error."""
     if made.error is None:
         return 0
     said_once.tell_hidden(made.description)
     # From these lines khvdrun tells the first failure from ranks that lost a peer.
-    print(made.description, file=sys.stderr, flush=True)
+    print(said, file=sys.stderr, flush=True)
     return 1
 
 
@@ -193,6 +253,8 @@ def outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Outco
     """
     try:
         return Outcome(value=function(*args, **kwargs))
+    except renewal.Left:
+        return Outcome(has_left=True)
     except SystemExit as error:
         # It would silently end the process that called `run`.
         return _failure(error, RuntimeError(f"the function exited: {error!r}"))
@@ -226,7 +288,8 @@ def _dump_outcome(outcome: Outcome, file: BinaryIO) -> Outcome:
     except Exception as error:
         file.seek(0)
         file.truncate()
-        outcome = _failure(error, TypeError(f"the result cannot be pickled: {error}"))
+        failure = _failure(error, TypeError(f"the result cannot be pickled: {error}"))
+        outcome = dataclasses.replace(failure, place=outcome.place)
         cloudpickle.dump(outcome, file)
     file.flush()
     return outcome

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from keras_hvd.backends import current
 from keras_hvd.exceptions import LibraryError
 from keras_hvd.job import gpu_libraries, installed, native, settings
 from keras_hvd.version import __version__
@@ -33,8 +34,7 @@ def run() -> int:
     print("\nneeded:")
     needed: list[tuple[str, Callable[[], str]]] = [
         ("engine", _engine),
-        ("TensorFlow", _tensorflow),
-        ("TensorFlow ops", _ops),
+        *_frameworks(),
         ("Keras", _keras),
         ("shared memory", _shared_memory),
     ]
@@ -53,6 +53,13 @@ def run() -> int:
     return 0 if is_complete else 1
 
 
+def _frameworks() -> list[tuple[str, Callable[[], str]]]:
+    """The parts for the framework that Keras runs on."""
+    if current.framework_name() == "torch":
+        return [("torch", _torch)]
+    return [("TensorFlow", _tensorflow), ("TensorFlow ops", _ops)]
+
+
 def _show(name: str, look: Callable[[], str]) -> bool:
     try:
         answer, reason = "yes", look()
@@ -65,6 +72,10 @@ def _show(name: str, look: Callable[[], str]) -> bool:
 def _engine() -> str:
     engine = native.engine()
     return f"{engine._name}, version {engine.khvd_version().decode()}"
+
+
+def _torch() -> str:
+    return installed.describe("torch")
 
 
 def _tensorflow() -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from keras_hvd.job import cores, installed, settings
-from keras_hvd.launch import config_file, hosts, values
+from keras_hvd.launch import clusters, config_file, hosts, values
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.options import (
     BY_NAME,
@@ -58,10 +58,25 @@ _OF_ARGUMENTS = {
     "max_np": "--max-num-proc",
 }
 
+# Options for the ranks that a khvdrun starts.
+_OF_RANKS = (
+    *("--join", "--nnodes", "--node-rank", "--rendezvous", "-H", "--hostfile"),
+    *("--host-discovery-script", "--launch-agent", "--slots", "--bind-to"),
+    *("--output-filename", "--report", "--status", "--scaling", "--dry-run"),
+)
+
+# Options for a khvdrun that decides who is in the job, or is alone.
+_OF_JOBS = (
+    *("--nnodes", "--node-rank", "--rendezvous", "-H", "--hostfile", "--min-np"),
+    *("--max-np", "--host-discovery-script", "--launch-agent", "--slots"),
+    *("--blacklist-cooldown-range", "--elastic-timeout", "--reset-limit"),
+    *("--report", "--status", "--scaling", "--dry-run"),
+)
+
 # Options that a script hardly ever has of its own.
 _UNLIKE_A_COMMANDS = {
     *("-np", "--num-proc", "--hosts", "-hostfile", "--hostfile"),
-    *("--nnodes", "--node-rank", "--rendezvous"),
+    *("--nnodes", "--node-rank", "--rendezvous", "--membership"),
 }
 
 
@@ -90,6 +105,8 @@ def read(arguments: Sequence[str]) -> Options:
     behind = _behind_the_command(given, arguments[len(own) :])
     given.without_effect = {**given.without_effect, **behind}
     try:
+        if _may_have_other_hosts(given, os.environ):
+            clusters.take(given, os.environ)
         return _checked(given, command)
     except UsageError as error:
         if not behind:
@@ -120,8 +137,14 @@ def of_arguments(arguments: Mapping[str, Any], command: Sequence[str]) -> Option
         text = ",".join(map(str, value)) if several else str(value)
         if not config_file.can_be_passed_on(text):
             raise UsageError(f"{argument} cannot be passed to a process: {value!r}")
+        count = len(option.values)
+        if count > 1 and not (several and len(value) == count):
+            raise UsageError(f"{argument}: give {count} values, not {value!r}")
         try:
-            made = option.value(text) if callable(option.value) else value
+            if count > 1:
+                made = [option.value(str(each)) for each in value]
+            else:
+                made = option.value(text) if callable(option.value) else value
             option.take(given, name, made)
         except (argparse.ArgumentTypeError, UsageError) as error:
             reason = str(error).removeprefix(f"{name}: ")
@@ -129,22 +152,42 @@ def of_arguments(arguments: Mapping[str, Any], command: Sequence[str]) -> Option
     return _checked(given, command)
 
 
+def _may_have_other_hosts(given: Namespace, environment: Mapping[str, str]) -> bool:
+    """Whether a cluster's variables may tell of other hosts that run `khvdrun` too."""
+    # A rank's own jobs are on its host.
+    of_this_host = (given.check_build, given.diagnose, given.scaling)
+    by_other_means = (given.host_list, given.hostfile, given.discovery_script)
+    by_a_service = (given.membership, given.join)
+    return "KERAS_HVD_RANK" not in environment and not any(
+        (*of_this_host, *by_other_means, *by_a_service)
+    )
+
+
 def _checked(given: Namespace, command: Sequence[str]) -> Options:
     _check_allocator(given.variables)
     if given.check_build:
         return Options(check_build=True)
+    if given.membership:
+        return _service(given, command)
+    if given.join:
+        _refuse_for_join(given)
+    if given.nnodes is None:
+        given.nnodes = (1, 1)
     if given.diagnose:
         return _diagnosis(given, command)
     others: tuple[HostSlots, ...] = ()
     if given.scaling:
         _check_scaling(given)
     else:
-        others = _hosts(given, os.environ)
+        # A rank's own jobs are on its host, whatever a scheduler has given to its job.
+        is_here = given.join or "KERAS_HVD_RANK" in os.environ
+        others = _hosts(given, {} if is_here else os.environ)
     if given.num_proc is None:
         raise UsageError(
             "how many processes? Say so with -np, as in: khvdrun -np 2 ..."
         )
-    _check_elastic(given, others)
+    _allow_to_join(given)
+    _check_elastic(given)
     if not command:
         raise UsageError("no command given, as in: khvdrun -np 2 python train.py")
     if given.output_directory is not None:
@@ -158,9 +201,44 @@ def _checked(given: Namespace, command: Sequence[str]) -> Options:
         ssh_options=_ssh_options(given),
         command=tuple(command),
         # Other hosts may have a command that this one lacks.
-        executable="" if others else _executable(command[0]),
+        executable="" if _is_elsewhere(given, others) else _executable(command[0]),
         report=_report(given),
     )
+
+
+def _service(given: Namespace, command: Sequence[str]) -> Options:
+    if command:
+        raise UsageError(
+            f"--membership takes no command, and {command[0]!r} is one: it is for the "
+            "hosts that --join it"
+        )
+    _refuse("--membership decides for others", given, _OF_RANKS)
+    if given.least_ranks is None:
+        raise UsageError("--membership needs --min-np as well")
+    if given.num_proc is None:
+        given.num_proc = given.least_ranks
+    _check_elastic(given)
+    as_given = {name: getattr(given, name) for name in vars(Options())}
+    return dataclasses.replace(Options(**as_given), ranks=given.num_proc)
+
+
+def _refuse_for_join(given: Namespace) -> None:
+    _refuse("--join takes part in the job of others", given, _OF_JOBS)
+
+
+def _refuse(why: str, given: Namespace, names: Sequence[str]) -> None:
+    """Raises UsageError if one of these options is given."""
+    for name in names:
+        sets = BY_NAME[name].sets
+        if getattr(given, sets) != DEFAULTS[sets]:
+            raise UsageError(f"{why}, without {name}")
+
+
+def _is_elsewhere(given: Namespace, others: Sequence[HostSlots]) -> bool:
+    """Whether khvdrun itself starts no rank on this host."""
+    if not others or given.least_ranks is None:
+        return bool(others)
+    return not any(hosts.is_here(each.name) for each in others)
 
 
 def _diagnosis(given: Namespace, command: Sequence[str]) -> Options:
@@ -199,6 +277,10 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             raise UsageError(_no_such_option(unknown[0].partition("=")[0]))
         return given
+
+    def print_help(self, file: Any = None) -> None:
+        # argparse itself drops what a reader that has left does not take.
+        print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -345,23 +427,23 @@ def _report(given: Namespace) -> Path | None:
 
 def _node(given: Namespace) -> Node | None:
     """This host's place among several; None if it is the only one."""
-    if given.nnodes == 1:
+    least, most = given.nnodes
+    if most == 1:
         return None
+    nodes = str(least) if least == most else f"{least}:{most}"
     for option, value in (
         ("--node-rank", given.node_rank),
         ("--rendezvous", given.rendezvous),
     ):
         if value is None:
-            raise UsageError(f"--nnodes {given.nnodes} needs {option} as well")
-    if given.node_rank >= given.nnodes:
-        raise UsageError(f"there is no --node-rank {given.node_rank} of {given.nnodes}")
+            raise UsageError(f"--nnodes {nodes} needs {option} as well")
+    if given.node_rank >= least and not given.may_join:
+        raise UsageError(f"there is no --node-rank {given.node_rank} of {least}")
     try:
         interfaces = settings.network_interfaces({**os.environ, **given.variables})
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return Node(
-        given.node_rank, given.nnodes, given.num_proc, given.rendezvous, interfaces
-    )
+    return Node(given.node_rank, least, given.num_proc, given.rendezvous, interfaces)
 
 
 def _check_allocator(variables: Mapping[str, str]) -> None:
@@ -383,11 +465,24 @@ def _hosts(given: Namespace, environment: Mapping[str, str]) -> tuple[HostSlots,
         named = hosts.from_option(given.host_list)
     elif given.hostfile is not None:
         named = hosts.from_file(given.hostfile)
-    elif given.nnodes == 1:
-        named = hosts.from_lsf(environment)
+    elif given.nnodes == (1, 1):
+        named = hosts.from_scheduler(environment)
+    if given.least_ranks is not None:
+        named = [HostSlots(one.name, one.slots or given.slots) for one in named]
     if given.num_proc is None and named:
         given.num_proc = sum(host.slots or 1 for host in named)
     hosts.check_slots(named, given.num_proc)
+    if given.least_ranks is not None:
+        _check_no_mpirun(given)
+        _check_names(named)
+        if not hosts.are_here(named):
+            _check_recorded_here(given, named[0].name)
+            return tuple(named)
+        if named and given.most_ranks is not None:
+            given.most_ranks = min(
+                given.most_ranks, sum(one.slots or 1 for one in named)
+            )
+        return ()
     if hosts.are_here(named):
         _check_alone(given)
         return ()
@@ -399,7 +494,7 @@ def _check_scaling(given: Namespace) -> None:
     """Refuses options that do not go with several jobs of different sizes."""
     for is_given, option in (
         (given.num_proc is not None, "-np"),
-        (given.nnodes > 1, "--nnodes"),
+        (given.nnodes != (1, 1), "--nnodes"),
         (given.host_list is not None, "-H"),
         (given.hostfile is not None, "--hostfile"),
         (given.status_port is not None, "--status"),
@@ -413,13 +508,45 @@ def _check_scaling(given: Namespace) -> None:
     given.num_proc = max(given.scaling)
 
 
-def _check_elastic(given: Namespace, others: Sequence[HostSlots]) -> None:
+def _allow_to_join(given: Namespace) -> None:
+    """Lets hosts come and go, if their number is a range, or ranks may go."""
+    least, most = given.nnodes
+    given.may_join = least < most or (most > 1 and given.least_ranks is not None)
+    if not given.may_join:
+        return
+    for value, option in (
+        (given.host_list, "-H"),
+        (given.hostfile, "--hostfile"),
+        (given.discovery_script or None, "--host-discovery-script"),
+        (given.launch_agent or None, "--launch-agent"),
+        (None if given.slots == 1 else given.slots, "--slots"),
+    ):
+        if value is not None:
+            raise UsageError(
+                f"--nnodes is for a khvdrun on each host, without {option}"
+            )
+    if given.least_ranks is None:
+        given.least_ranks = least * given.num_proc
+    if given.most_ranks is None:
+        given.most_ranks = most * given.num_proc
+    if given.least_ranks > given.most_ranks:
+        raise UsageError(
+            f"--min-np {given.least_ranks} is more than --max-np {given.most_ranks}, "
+            "which is the most hosts times -np by default"
+        )
+
+
+def _check_elastic(given: Namespace) -> None:
     """Refuses options that do not go with ranks that leave, and those only for them."""
     if given.least_ranks is None:
         for value, option in (
             (given.cooldown_range, "--blacklist-cooldown-range"),
             (given.elastic_timeout, "--elastic-timeout"),
             (given.reset_limit, "--reset-limit"),
+            (given.most_ranks, "--max-np"),
+            (given.discovery_script or None, "--host-discovery-script"),
+            (given.launch_agent or None, "--launch-agent"),
+            (None if given.slots == 1 else given.slots, "--slots"),
         ):
             if value is not None:
                 raise UsageError(
@@ -436,31 +563,44 @@ def _check_elastic(given: Namespace, others: Sequence[HostSlots]) -> None:
                 f"--blacklist-cooldown-range {first:g} {most:g}: the first number of "
                 "seconds is more than the second"
             )
-    if given.least_ranks > given.num_proc:
+    if given.least_ranks > given.num_proc and not given.may_join:
         raise UsageError(
             f"--min-np {given.least_ranks} is more than -np {given.num_proc}"
         )
-    for is_given, option in (
-        (bool(given.scaling), "--scaling"),
-        (given.nnodes > 1, "--nnodes"),
-        (bool(others), "-H"),
-        # Their files are of one job.
-        (given.report is not None, "--report"),
-        (given.status_port is not None, "--status"),
-        ("KERAS_HVD_TIMELINE" in given.variables, "--timeline-filename"),
-    ):
-        if is_given:
-            raise UsageError(f"--min-np does not go with {option} so far")
+    if given.most_ranks is not None and given.most_ranks < given.num_proc:
+        raise UsageError(
+            f"--max-np {given.most_ranks} is less than -np {given.num_proc}"
+        )
+    if given.discovery_script and (given.host_list or given.hostfile):
+        raise UsageError(
+            "--host-discovery-script tells which hosts there are: give no -H or "
+            "--hostfile as well"
+        )
+    if given.scaling:
+        raise UsageError("--min-np does not go with --scaling, which has its own jobs")
 
 
-def _check_alone(given: Namespace) -> None:
-    """Refuses, or explains, options for mpirun, which does not start these ranks."""
+def _check_names(named: Sequence[HostSlots]) -> None:
+    """Raises UsageError if this host has two names there."""
+    here = [one.name for one in named if hosts.is_here(one.name)]
+    if len(here) > 1:
+        raise UsageError(
+            f"-H names this host {len(here)} times, {', '.join(here)}: add up its slots"
+        )
+
+
+def _check_no_mpirun(given: Namespace) -> None:
     if given.mpi_args:
         raise UsageError(
             "--mpi-args: no mpirun runs underneath: set variables for the ranks in "
             "khvdrun's own environment, bind ranks with --bind-to cores, or start the "
             "script with mpirun itself"
         )
+
+
+def _check_alone(given: Namespace) -> None:
+    """Refuses, or explains, options for other hosts, of which there are none."""
+    _check_no_mpirun(given)
     for option, value in (
         ("--ssh-port", given.ssh_port),
         ("--ssh-identity-file", given.ssh_identity_file),
@@ -472,17 +612,30 @@ def _check_alone(given: Namespace) -> None:
 
 def _check_handed_over(given: Namespace, host: str) -> None:
     """Refuses options that cannot be handed over to mpirun or srun."""
-    is_recorded = given.report is not None or given.status_port is not None
-    is_elsewhere = is_recorded and not hosts.is_here(host)
     for is_given, option, advice in (
-        (given.nnodes > 1, "--nnodes", "it is for a khvdrun on each host, without -H"),
+        (
+            given.nnodes != (1, 1),
+            "--nnodes",
+            "it is for a khvdrun on each host, without -H",
+        ),
         (given.diagnose, "--diagnose", "start it on each host, with --nnodes"),
-        (is_elsewhere and given.report is not None, "--report", _RANK_0_HERE),
-        (is_elsewhere and given.status_port is not None, "--status", _RANK_0_HERE),
     ):
         if is_given:
             raise UsageError(
                 f"{option} does not go with other hosts ({host!r}): {advice}"
+            )
+    _check_recorded_here(given, host)
+
+
+def _check_recorded_here(given: Namespace, host: str) -> None:
+    """Refuses a recording of a job whose rank 0 begins on another host."""
+    for value, option in (
+        (given.report, "--report"),
+        (given.status_port, "--status"),
+    ):
+        if value is not None and not hosts.is_here(host):
+            raise UsageError(
+                f"{option} does not go with other hosts ({host!r}): {_RANK_0_HERE}"
             )
 
 

@@ -2,449 +2,421 @@
 
 Its script calls `keras_hvd.elastic.run`. A rank whose job has failed asks here for its
 place in the next one, so it does not matter which rank has failed. Ranks that have
-failed may be started again: such a new one waits here until those of the job make room
-for it, and all get places in another job.
+failed may be started again, and others on hosts that come: such a new one waits here
+until those of the job make room for it, and all get places in another job. A rank on
+another host has a process here that stands in for it.
+
+Who is in which job is decided in `launch/membership.py`: here are its processes,
+connections and times.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
 import os
+import secrets
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_hvd.launch import report
-from keras_hvd.launch.job import Job, Stage
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.job import settings
+from keras_hvd.launch import report, stand_in, tunnel
+from keras_hvd.launch.discovery import Discovery
+from keras_hvd.launch.hosts import HostSlots
+from keras_hvd.launch.job import Stage
+from keras_hvd.launch.joined_hosts import JoinedHosts
+from keras_hvd.launch.membership import (
+    FOLLOWS,
+    Kill,
+    Limits,
+    Membership,
+    Say,
+    Start,
+    Tell,
+)
+from keras_hvd.launch.options import Options
+from keras_hvd.launch.output import Tail
 from keras_hvd.launch.rank import Rank
+from keras_hvd.launch.slots import Slots
+from keras_hvd.launch.speaking_job import SpeakingJob
 from keras_hvd.launch.starts import Starts
-from keras_hvd.world import renewal
+from keras_hvd.launch.status import JobNow, RankEnd
+from keras_hvd.world.rendezvous import network_interfaces, secret
 from keras_hvd.world.renewal import Renewal, Words
 
-# The times in a row that all ranks are there and cannot join.
-_MOST_TRIES = 3
 
-# Once one rank has found that it cannot join, the others find it within this time.
-_GRACE_SECONDS = 5
-
-
-class ElasticJob(Job):
+class ElasticJob(SpeakingJob):
     """A job that ends once fewer ranks are left than its options want."""
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: Any, joined: JoinedHosts | None = None):
         super().__init__(*arguments)
-        options = self._options
+        self._joined_hosts = joined
+        options, job = self._options, self._node_ranks.job
         assert options.least_ranks is not None, "or it is no such job"
         assert options.elastic_timeout is not None, "or it is no such job"
-        self._least: int = options.least_ranks
-        self._timeout: float = options.elastic_timeout
-        self._lost: list[Rank] = []
-        # The numbers, as they were started, of those in the job: the first is rank 0.
-        self._members = [*range(options.ranks)]
-        self._starts = Starts(options.cooldown_range)
-        # The connections of ranks that run the function, and those that are in no job.
-        self._words: dict[int, Words] = {}
-        self._waiting: dict[int, Words] = {}
-        # For how many functions, one after another, each has called.
-        self._turns: dict[int, int] = dict.fromkeys(self._members, 0)
-        self._joining: list[int] = []  # those that have places in the next job
-        self._joined_next: set[int] = set()
-        self._could_not: set[int] = set()
-        self._next = ""  # the job that they are joining
-        self._formed = 0
-        self._changes = 0
-        self._tries = 0
-        self._broken_at = 0.0
-        self._why_over = ""  # why there is no next job
-        self._callers = renewal.listen(self._node_ranks.job)
-        self._selector.register(self._callers, selectors.EVENT_READ, self._on_caller)
+        most = options.most_ranks or options.ranks
+        self._discovery: Discovery | None = None
+        if options.discovery_script:
+            self._discovery = Discovery(options.discovery_script, options.slots)
+        self._slots = Slots(options.hosts or [HostSlots("", most)])
+        lists_change = self._discovery is not None or joined is not None
+        may_grow = lists_change or len([*self._slots]) > options.ranks
+        self._starts = Starts(
+            *(options.cooldown_range, may_grow, range(options.ranks)), time.monotonic
+        )
+        timeout, resets = options.elastic_timeout, options.reset_limit
+        self._membership = Membership(
+            job,
+            options.ranks,
+            Limits(options.least_ranks, most, timeout, resets),
+            self._slots,
+            self._starts,
+            time.monotonic,
+            lists_change=lists_change,
+            meets=bool(options.hosts),
+        )
+        # The last of each number that was in the job.
+        self._lost: dict[int, Rank] = {}
+        # The number of its present generation, and its ranks, also those that have
+        # ended since.
+        self._number = 1
+        self._generation: list[Rank] = []
+        # What is said of changes, and the last words of ranks that have ended.
+        self._said: list[tuple[float, str, str]] = []
+        self._ended_ones: list[Tail] = []
+        # Where the ranks of the first job meet.
+        self._meeting_place = ""
+        self._listen(job)
+        if joined is not None:
+            self._selector.register(joined, selectors.EVENT_READ, self._on_hosts)
 
-    # ---- Starts and ends of ranks
+    # ---- The environment of ranks
 
     def _environment(self, here: int) -> dict[str, str]:
-        told = Renewal(self._node_ranks.job, here, self._starts.are_allowed)
-        environment = super()._environment(here)
-        if here in self._members:
-            return {**environment, **told.variables()}
-        # It is alone until it calls the function.
-        told = Renewal(told.name, here, told.gains, is_new=True)
-        alone = f"{told.name}.{here}.{self._starts.count(here)}"
-        environment.pop("KERAS_HVD_REQUIRE_SIZE", None)
-        return {**environment, **renewal.place_of(0, 1, alone), **told.variables()}
+        job, is_new = self._node_ranks.job, self._membership.is_new(here)
+        own = [here] if is_new else self._membership.members
+        environment = {
+            **super()._environment(here),
+            **self._slots.place(own, own.index(here)),
+            **Renewal(
+                *(job, here, self._slots[here].number, self._address(here)),
+                gains=self._starts.are_allowed,
+                is_new=is_new,
+                members=len(self._membership.members),
+            ).variables(),
+        }
+        if is_new:
+            # It is alone until it calls the function.
+            environment["KERAS_HVD_JOB"] = f"{job}.{here}.{self._starts.count(here)}"
+            del environment["KERAS_HVD_REQUIRE_SIZE"]
+        elif self._options.hosts:
+            environment |= FOLLOWS
+        if self._joined_hosts is not None:
+            # All hosts have it, and it is sent to none.
+            for name in (secret.VARIABLE, secret.FILE_VARIABLE):
+                if name in self._variables:
+                    environment[name] = self._variables[name]
+        elif self._options.hosts:
+            environment[secret.VARIABLE] = self._secret
+        if not self._slots.is_here(here):
+            for name in self._of_this_host:
+                del environment[name]
+        return environment
+
+    def _address(self, here: int) -> str:
+        """Of this host, for a rank that others meet there; "" without others."""
+        if not self._options.hosts or not self._slots.is_here(here):
+            return ""
+        name = self._slots[here].host
+        if self._joined_hosts is not None:
+            name = self._joined_hosts.place.host
+        names = settings.network_interfaces({**os.environ, **self._options.variables})
+        return network_interfaces.reached_as([name], names)
+
+    @functools.cached_property
+    def _secret(self) -> str:
+        return secrets.token_hex(32)
+
+    @property
+    def _count_here(self) -> int:
+        first = next((n for n in self._slots if self._slots.is_here(n)), None)
+        return 1 if first is None else self._slots.count_at(first)
+
+    def _cores_of(self, here: int) -> set[int] | None:
+        if not self._slots.is_here(here):
+            return None
+        # A host may have had more slots before.
+        return super()._cores_of(self._slots[here].number % self._count_here)
+
+    def _options_of(self, here: int) -> Options:
+        slot, options = self._slots[here], self._options
+        if self._slots.is_here(here):
+            return options
+        told = {
+            "host": slot.host,
+            "agent": self._agent,
+            "has_secret": self._joined_hosts is not None,
+            "ranks_here": self._slots.count_at(here),
+            "local_rank": slot.number,
+            "is_bound": options.bind_to == "cores",
+            "interfaces": settings.network_interfaces(
+                {**os.environ, **options.variables}
+            ),
+        }
+        command = stand_in.command(told, options.command)
+        return dataclasses.replace(
+            options, command=tuple(command), executable=command[0]
+        )
+
+    @property
+    def _agent(self) -> Sequence[str]:
+        """Runs a command on another host."""
+        options = self._options
+        if self._joined_hosts is not None:
+            return tunnel.agent(self._node_ranks.job, self._address(0))
+        return options.launch_agent or (*stand_in.SSH, *options.ssh_options)
+
+    def _start_rank(self, here: int, start: int = 1) -> None:
+        super()._start_rank(here, start)
+        if not self._slots.is_here(here):
+            self._ranks[-1].host = self._slots[here].host
+
+    # ---- Times, signals and ends
 
     def _times(self) -> list[float | None]:
-        return [*super()._times(), self._starts.next_time]
+        asks_at = None
+        if self._discovery is not None and self._membership.may_start:
+            asks_at = self._discovery.next_time
+        times = [self._membership.next_time]
+        if self._joined_hosts is not None:
+            times.append(self._joined_hosts.next_time)
+        known = [each for each in times if each != math.inf]
+        return [*super()._times(), asks_at, *known]
+
+    def _act_at(self, now: float) -> None:
+        super()._act_at(now)
+        if self._joined_hosts is not None:
+            self._on_hosts()
+        self._membership.act()
+        self._follow()
+        if self._membership.may_start:
+            self._discover(now)
+
+    def _enter(self, stage: Stage, patience: float) -> None:
+        super()._enter(stage, patience)
+        self._membership.close()
+        self._follow()
+
+    def _signal_ranks(self, number: signal.Signals) -> None:
+        for one in self._ranks:
+            is_stop = number == signal.SIGSTOP and not self._slots.is_here(one.number)
+            # What stands in for a rank goes on, and tells it to stop.
+            one.signal(signal.SIGTSTP if is_stop else number)
 
     def _forward(self, number: signal.Signals) -> None:
         super()._forward(number)
         if self._interrupted_by is not None:
-            self._start_no_more(f"since khvdrun got {self._interrupted_by.name}")
+            self._membership.interrupt(self._interrupted_by.name)
+            self._follow()
 
-    def _act_at(self, now: float) -> None:
-        super()._act_at(now)
-        for number in self._starts.due(now):
-            self._starts.begin(number)
-            try:
-                self._start_rank(number, self._starts.count(number))
-            except OSError as error:
-                self._starts.give_up(number)
-                self._say(f"rank {number} {self._what_failed(error)}: {error.strerror}")
-                self._form_if_all_wait()
-
-    @property
-    def _left(self) -> list[Rank]:
-        """The ranks of the job that have not ended, in their order."""
-        running = {one.number: one for one in self._ranks if one.status is None}
-        return [running[number] for number in self._members if number in running]
+    def _on_joined(self) -> None:
+        super()._on_joined()
+        self._membership.note_met()
 
     def _on_end(self, ended: Rank, status: int) -> None:
-        for of_numbers in (self._words, self._waiting):
-            of_numbers.pop(ended.number, None)
-        if ended.number not in self._members:
-            self._on_end_of_new(ended, status)
-        elif self._can_lose(ended, status):
-            self._lose(ended, status)
-        else:
-            self._start_no_more("since the training ends")
-            if status != 0 and self._stage == Stage.RUNNING:
-                self._end_all(ended)
-            super()._on_end(ended, status)
-            if self._waiting and self._stage == Stage.RUNNING:
-                self._form_if_all_wait()
-
-    def _on_end_of_new(self, ended: Rank, status: int) -> None:
-        """It has never been in the job, which goes on as it is."""
-        self._forget(ended, status)
-        if self._starts.are_allowed:
-            self._say(
-                f"rank {ended.number} (process {ended.process}) "
-                f"{report.describe(ended)} before it had joined: it "
-                f"{self._starts.again(ended.number)}"
-            )
-        if ended.number in self._joining or not self._may_become_enough:
-            self._form_if_all_wait()
-
-    def _forget(self, ended: Rank, status: int) -> None:
+        if not self._has_joined:
+            self._hear_what_was_said()
         ended.status, ended.wake = status, self._wake
+        self._words.pop(ended.number, None)
+        what = f"{ended.name} {report.describe(ended)}"
+        was_member = ended.number in self._membership.members
+        goes_on = self._membership.note_end(ended.number, what, status != 0)
+        if not goes_on and status != 0 and self._is_undisturbed:
+            # The report looks for the first failure of all.
+            lost = self._membership.lost
+            self._ranks += [self._lost.pop(each) for each in lost]
+        self._follow()
+        if not goes_on:
+            super()._on_end(ended, status)
+            return
         self._ranks.remove(ended)
+        self._ended_ones.append(ended.stderr)
+        if was_member:
+            self._lost[ended.number] = ended
         # What it has started would be in its successor's way, such as processes that
         # read data.
         with contextlib.suppress(OSError):
             os.killpg(ended.process, signal.SIGTERM)
 
-    def _lose(self, ended: Rank, status: int) -> None:
-        self._forget(ended, status)
-        self._lost.append(ended)
-        self._members.remove(ended.number)
-        left = len(self._left)
-        again = ""
-        if self._starts.are_allowed:
-            again = f"; it {self._starts.again(ended.number)}"
-        self._say(
-            f"rank {ended.number} (process {ended.process}) {report.describe(ended)}; "
-            f"{left} {'ranks are' if left > 1 else 'rank is'} left{again}"
-        )
-        self._note_break()
-        self._form_if_all_wait()
-
-    def _can_lose(self, ended: Rank, status: int) -> bool:
-        left = len(self._left) - 1
-        to_come = self._starts.to_come + 1 if self._starts.are_allowed else 0
-        return (
-            status != 0
-            and self._stage == Stage.RUNNING
-            and self._has_joined
-            and self._interrupted_by is None
-            and not self._why_over
-            and left > 0
-            and left + to_come >= self._least
-            and not self._is_at_limit
-        )
-
     @property
-    def _is_at_limit(self) -> bool:
-        limit = self._options.reset_limit
-        return limit is not None and self._changes >= limit
+    def _is_undisturbed(self) -> bool:
+        return self._stage == Stage.RUNNING and self._interrupted_by is None
 
-    @property
-    def _may_become_enough(self) -> bool:
-        return len(self._left) + self._starts.to_come >= self._least
+    # ---- What is decided
 
-    def _start_no_more(self, why: str) -> None:
-        """Ends the ranks that are not in the job, and starts no other."""
-        for number in self._starts.stop():
-            self._say(f"rank {number} is not started again, {why}")
+    def _follow(self) -> None:
+        """Does what the state machine has decided."""
+        for act in self._membership.take_acts():
+            match act:
+                case Start(number, count):
+                    self._start_one(number, count)
+                case Kill(number, why):
+                    self._kill_one(number, why)
+                case Tell(number, word, rest):
+                    if word == "join":
+                        self._add_recording(rest)
+                    self._tell(self._words.get(number), word, **rest)
+                case Say(line):
+                    self._say(line)
+                    self._said.append((time.time(), "change", line))
+        if self._number != self._membership.generation:
+            self._note_generation()
+
+    def _start_one(self, number: int, count: int) -> None:
+        try:
+            self._start_rank(number, count)
+        except OSError as error:
+            self._say(f"rank {number} {self._what_failed(error)}: {error.strerror}")
+            self._membership.note_no_start(number)
+
+    def _kill_one(self, number: int, why: str) -> None:
         for one in self._ranks:
-            if one.number not in self._members:
-                self._kill_one(one, f"had not joined, {why}")
+            if one.number == number and one.status is None:
+                one.was_told = True
+                self._say(f"{one.name} {why}: it is killed")
+                one.signal(signal.SIGKILL)
 
-    def _kill_one(self, one: Rank, why: str) -> None:
-        if one.status is not None or one.was_told:
+    # ---- The recording of each job
+
+    def _start(self) -> None:
+        super()._start()
+        self._generation = [*self._ranks]
+
+    def _add_recording(self, place: dict[str, Any]) -> None:
+        """Adds the folder for its recording to a place in another job."""
+        if self._recorded is not None:
+            size = int(place["variables"]["KERAS_HVD_SIZE"])
+            folder = self._recorded.folder_of(place["job"], size)
+            place["variables"]["KERAS_HVD_REPORT"] = str(folder)
+
+    def _note_generation(self) -> None:
+        self._number = self._membership.generation
+        running = {one.number: one for one in self._ranks}
+        members = self._membership.members
+        self._generation = [running[each] for each in members if each in running]
+        if self._recorded is not None:
+            self._recorded.note_generation(self._membership.job, self._number)
+
+    def _now(self) -> JobNow:
+        now = super()._now()
+        of_job = {"generation": self._number}
+        return JobNow(now.folder, len(now.ends), now.ends, of_job)
+
+    def _rank_ends(self) -> list[RankEnd]:
+        """Those of the present generation, by their ranks there."""
+        return [
+            RankEnd(
+                *(rank, report.state(one), report.last_error(one)),
+                {"started_as": one.number, **({"host": one.host} if one.host else {})},
+            )
+            for rank, one in enumerate(self._generation)
+        ]
+
+    def _events(self) -> Iterable[tuple[float, str, str]]:
+        return [*super()._events(), *self._said]
+
+    def _last_words(self) -> Iterable[Tail]:
+        return [*self._ended_ones, *super()._last_words()]
+
+    # ---- Hosts that come and go
+
+    def _on_hosts(self) -> None:
+        assert self._joined_hosts is not None, "or nothing would be heard of them"
+        try:
+            has_changed = self._joined_hosts.poll()
+        except RendezvousError as error:
+            self._say(f"no other host can join: {error}")
             return
-        one.was_told = True
-        self._say(f"rank {one.number} (process {one.process}) {why}: it is killed")
-        self._waiting.pop(one.number, None)
-        one.signal(signal.SIGKILL)
+        if has_changed:
+            self._membership.note_hosts(self._joined_hosts.named)
+            self._follow()
 
-    def _end_all(self, ended: Rank) -> None:
-        """Lets the ranks end as those of any job whose rank has failed."""
-        if self._interrupted_by is not None:
-            self._tell_of_end(f"khvdrun got {self._interrupted_by.name}")
+    def _conclude(self) -> int:
+        code = super()._conclude()
+        if self._joined_hosts is not None:
+            self._selector.unregister(self._joined_hosts)
+            self._joined_hosts.end(code)
+            self._joined_hosts = None
+        return code
+
+    def _discover(self, now: float) -> None:
+        discovery = self._discovery
+        if discovery is None or discovery.next_time is None:
             return
-        # The report looks for the first failure of all.
-        self._ranks += self._lost
-        self._lost.clear()
-        left = len(self._left) - 1
-        why = f"--reset-limit {self._options.reset_limit} is reached"
-        if left < self._least:
-            why = f"{left} are fewer than --min-np {self._least}"
-        self._tell_of_end(f"rank {ended.number} has ended, and {why}")
+        if now < discovery.next_time:
+            return
+        if discovery.is_asking:
+            discovery.stop()
+            return
+        try:
+            discovery.start()
+        except OSError as error:
+            self._say(f"--host-discovery-script cannot start: {error.strerror}")
+            self._discovery = None
+            return
+        self._selector.register(discovery, selectors.EVENT_READ, self._on_answer)
 
-    def _tell_of_end(self, why: str) -> None:
-        self._why_over = self._why_over or why
-        self._deadline = None
-        self._start_no_more("since the job ends")
-        for words in self._waiting.values():
-            self._tell(words, "end", why=self._why_over)
+    def _on_answer(self) -> None:
+        discovery = self._discovery
+        # It may just have ended.
+        if discovery is not None and discovery.is_asking and not discovery.hear():
+            self._selector.unregister(discovery)
 
-    def _note_break(self) -> None:
-        if self._broken_at == 0:
-            self._broken_at = time.monotonic()
+    def _on_end_of_other(self, process: int, status: int) -> None:
+        discovery = self._discovery
+        if discovery is None or not discovery.is_of(process):
+            return
+        if discovery.fileno() in self._selector.get_map():
+            discovery.hear()
+            self._selector.unregister(discovery)
+        named, why = discovery.end(status)
+        if why:
+            self._say(f"--host-discovery-script: {why}. The last list holds")
+        if named is not None:
+            self._membership.note_hosts(named)
+            self._follow()
 
     # ---- Words of ranks
 
-    def _on_caller(self) -> None:
-        words = renewal.accept(self._callers)
-        if words is not None:
-            heard = functools.partial(self._on_words, words)
-            self._selector.register(words.fileno(), selectors.EVENT_READ, heard)
-
-    def _on_words(self, words: Words) -> None:
-        try:
-            for told in words.heard():
-                self._on_message(words, told)
-        except OSError:
-            # The rank has ended, or its function has; or it is none.
-            self._selector.unregister(words.fileno())
-            words.close()
-            for of_numbers in (self._words, self._waiting):
-                for number in [n for n, each in of_numbers.items() if each is words]:
-                    del of_numbers[number]
-
     def _on_message(self, words: Words, told: dict[str, Any]) -> None:
+        if told["word"] == "meets":
+            self._on_meeting(words, told["at"])
+            return
+        if told["word"] == "reach":
+            if self._joined_hosts is not None:
+                what = [told["at"], told["name"], told["command"]]
+                self._joined_hosts.ask(told["host"], {"reach": what})
+            return
         if told["word"] == "here":
-            number = told.get("number", -1)
-            if all(one.number != number for one in self._ranks):
-                # It has ended since it said so.
-                return
-            self._words[number] = words
-            self._turns[number] = told.get("turn", 0)
-            self._refuse_late_ones()
-            if number in self._members and self._new_ones_wait:
-                self._tell(words, "others")
-            return
-        number = next((n for n, each in self._words.items() if each is words), None)
-        if number is None:
-            # It has ended since it said so.
-            return
-        if told["word"] == "waits":
-            self._on_waiting(number, words)
-        elif told.get("job") != self._next:
-            # Of a job that was called off.
-            return
-        elif told["word"] == "joined":
-            self._joined_next.add(number)
-            self._go_if_all_joined()
-        else:
-            self._could_not.add(number)
-            self._on_failed_join(str(told.get("why")))
+            self._has_joined = True
+            if any(one.number == told.get("number") for one in self._ranks):
+                self._words[told["number"]] = words
+        if (number := self._number_of(words)) is not None:
+            self._membership.note_word(number, told)
+        self._follow()
 
-    def _on_failed_join(self, why: str) -> None:
-        if self._silent:
-            soon = time.monotonic() + _GRACE_SECONDS
-            self._deadline = min(self._deadline or soon, soon)
-            return
-        if not self._all_wait:
-            # One has ended, and its end is about to be known.
-            return
-        new = set(self._joining) - set(self._members)
-        for one in self._ranks:
-            if one.number in new:
-                # It must not keep the others from going on.
-                self._kill_one(one, f"could not join ({why})")
-        if new:
-            self._form_if_all_wait()
-        elif self._tries < _MOST_TRIES:
-            self._form()
-        else:
-            self._tell_of_end(f"the ranks cannot join: {why}")
+    def _on_gone(self, number: int) -> None:
+        self._membership.note_gone(number)
 
-    @property
-    def _silent(self) -> list[int]:
-        """Those that have places and do not say whether they could take them."""
-        answered = self._joined_next | self._could_not
-        return [number for number in self._joining if number not in answered]
-
-    def _on_waiting(self, number: int, words: Words) -> None:
-        if number not in self._members and not self._starts.are_allowed:
-            # It is being killed.
-            return
-        self._waiting[number] = words
-        if self._why_over or self._stage != Stage.RUNNING:
-            self._tell(words, "end", why=self._why_over or "it is ending")
-            return
-        if number not in self._members:
-            self._refuse_late_ones()
-            if self._broken_at == 0:
-                if self._new_ones_wait:
-                    self._tell_of_others()
-            elif not self._joining:
-                self._form_if_all_wait()
-            return
-        self._note_break()
-        if self._deadline is None:
-            # Not before: those that are done need no other, and take their time.
-            self._deadline = time.monotonic() + self._timeout
-        self._form_if_all_wait()
-
-    def _refuse_late_ones(self) -> None:
-        """Ends new ranks that call a function which those of the job have left."""
-        reached = max(self._turns[number] for number in self._members)
-        for number, words in [*self._waiting.items()]:
-            if number not in self._members and self._turns[number] < reached:
-                del self._waiting[number]
-                why = (
-                    f"rank {number} calls function {self._turns[number]} of "
-                    f"elastic.run, and the others call function {reached}: a rank can "
-                    "come only while the first one runs"
-                )
-                self._tell(words, "end", why=why)
-
-    # ---- The next job
-
-    @property
-    def _new_ones_wait(self) -> bool:
-        return any(number not in self._members for number in self._waiting)
-
-    @property
-    def _all_wait(self) -> bool:
-        return all(one.number in self._waiting for one in self._left)
-
-    def _form_if_all_wait(self) -> None:
-        left = self._left
-        if self._why_over or not left or not self._all_wait:
-            return
-        if len(self._waiting) >= self._least:
-            self._tries = 0
-            self._form()
-        elif self._may_become_enough:
-            self._joining.clear()
-            if self._deadline is None:
-                self._deadline = time.monotonic() + self._timeout
-            self._say(
-                f"{_ranks(len(self._waiting))} for others, at most "
-                f"{self._timeout:g} s (--elastic-timeout)"
-            )
-        else:
-            self._tell_of_end(self._too_few)
-
-    @property
-    def _too_few(self) -> str:
-        return f"{len(self._waiting)} are fewer than --min-np {self._least}"
-
-    def _form(self) -> None:
-        """Gives places to the ranks of the job, in their order, then to new ones."""
-        self._tries += 1
-        self._formed += 1
-        self._next = f"{self._node_ranks.job}.{self._formed}"
-        self._deadline = time.monotonic() + self._timeout
-        self._joined_next.clear()
-        self._could_not.clear()
-        of_job = [one.number for one in self._left]
-        new = [number for number in self._waiting if number not in self._members]
-        self._joining = [*of_job, *new]
-        for place, number in enumerate(self._joining):
-            words, size = self._waiting[number], len(self._joining)
-            self._tell(words, "join", rank=place, size=size, job=self._next)
-
-    def _go_if_all_joined(self) -> None:
-        if not (self._joined_next & set(self._waiting)).issuperset(self._joining):
-            return
-        self._changes += 1
-        self._deadline = None
-        # The report of a later end is not about them.
-        self._lost.clear()
-        for number in self._joining:
-            self._tell(self._waiting.pop(number), "go")
-        new = [number for number in self._joining if number not in self._members]
-        for number in new:
-            self._starts.note_joined(number)
-        seconds = time.monotonic() - self._broken_at
-        self._broken_at = 0.0
-        self._say(
-            f"the job goes on with {len(self._joining)} of {self._options.ranks} ranks "
-            f"after {seconds:.2f} s: those that were started as "
-            f"{_listed(self._joining)}{_new(new)}"
-        )
-        self._members, self._joining = self._joining, []
-        if self._is_at_limit:
-            limit = self._options.reset_limit
-            self._start_no_more(f"since --reset-limit {limit} is reached")
-        elif self._new_ones_wait:
-            # They came too late for this one.
-            self._tell_of_others()
-
-    def _tell_of_others(self) -> None:
-        for number in set(self._members) & set(self._words):
-            self._tell(self._words[number], "others")
-
-    def _escalate(self) -> None:
-        if self._stage != Stage.RUNNING:
-            super()._escalate()
-            return
-        self._deadline = None
-        if self._all_wait and not self._joining:
-            self._tell_of_end(f"{self._too_few}, for {self._timeout:g} s")
-            return
-        if self._joining:
-            self._kill_those_that_do_not_join()
-            return
-        late = f"for {self._timeout:g} s (--elastic-timeout)"
-        for one in self._left:
-            if one.number not in self._waiting:
-                self._kill_one(one, f"has not left the job that failed {late}")
-
-    def _kill_those_that_do_not_join(self) -> None:
-        silent = self._silent
-        if len(silent) == len(self._joining):
-            # All wait for one. If it is one of the job, the time for joining tells.
-            silent = [number for number in silent if number not in self._members]
-        for one in self._ranks:
-            if one.number in silent:
-                self._kill_one(one, "does not join the others")
-        if silent:
-            self._form_if_all_wait()
-
-    def _tell(self, words: Words, word: str, **rest: Any) -> None:
-        try:
-            words.say(word, **rest)
-        except OSError:
-            # Its end is about to be known.
-            return
-
-
-def _ranks(count: int) -> str:
-    return f"{count} {'ranks wait' if count > 1 else 'rank waits'}"
-
-
-def _new(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return ""
-    return f"; rank{'s' * (len(numbers) > 1)} {_listed(numbers)} started again"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
+    def _on_meeting(self, words: Words, place: str) -> None:
+        """Tells those of the first job where rank 0 is."""
+        self._meeting_place = self._meeting_place or place
+        self._asking.append(words)
+        if self._meeting_place:
+            self._tell_where_to_meet(self._meeting_place)

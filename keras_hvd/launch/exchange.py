@@ -8,20 +8,21 @@ outcome. If the connection ends before, so has the rank.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.job import process_limit, settings
 from keras_hvd.version import __version__
 from keras_hvd.world import tls
-from keras_hvd.world.environment import World
 from keras_hvd.world.rendezvous import (
     address,
     connection,
@@ -68,12 +69,27 @@ _FAILED = "failed"
 _REFUSED = "refused"
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """An outcome that a rank has handed over.
+
+    Args:
+        rank: its number.
+        raised_at: when it raised an error, by this host's clock.
+        outcome: what it has sent.
+    """
+
+    rank: int
+    raised_at: float
+    outcome: BinaryIO
+
+
 class Exchange:
     """Gives ranks the call and takes their outcomes, in a thread, within a context.
 
     Args:
         call: the call for the ranks.
-        outcomes: a file for each rank's outcome.
+        ranks: how many there are; None: any number may come, each again and again.
         variables: the ranks' environment, without `Exchange.variables`.
 
     Raises:
@@ -84,24 +100,21 @@ class Exchange:
     Example:
 
     >>> import tempfile
-    >>> from keras_hvd.world import environment
-    >>> call, outcome, got = (tempfile.TemporaryFile() for _ in range(3))
+    >>> call, got = (tempfile.TemporaryFile() for _ in range(2))
     >>> call.write(b"the call"), call.flush()
     (8, None)
     >>> here = {"KERAS_HVD_NETWORK_INTERFACES": "lo"}
-    >>> with Exchange(call, [outcome], here) as exchange:
-    ...     caller = Caller({**here, **exchange.variables}, environment.world({}))
+    >>> with Exchange(call, 1, here) as exchange:
+    ...     caller = Caller({**here, **exchange.variables}, 0, 1)
     ...     caller.ask(got)
     ...     caller.tell(got, has_failed=False, age=0.0)
-    >>> outcome.read()
-    b'the call'
+    >>> [(each.rank, each.outcome.read()) for each in exchange.arrived]
+    [(0, b'the call')]
     """
 
-    def __init__(
-        self, call: BinaryIO, outcomes: Sequence[BinaryIO], variables: Mapping[str, str]
-    ):
+    def __init__(self, call: BinaryIO, ranks: int | None, variables: Mapping[str, str]):
         self._call = call
-        self._outcomes = outcomes
+        self._ranks = ranks
         drawn = secrets.token_hex(32)
         self._key = _key(variables, drawn)
         self._tls = tls.chosen(variables)
@@ -114,13 +127,15 @@ class Exchange:
         """The additions to the ranks' environment."""
         self.hosts: dict[int, str] = {}
         """Of the ranks that have come."""
-        self.raised_at: dict[int, float] = {}
-        """When ranks with an outcome raised an error, by this host's clock."""
+        self.arrived: list[Arrived] = []
+        """The outcomes, in the order in which they came."""
         self.lost: dict[int, str] = {}
         """Ranks that came and ended without an outcome, in this order.
 
         With the reason, if it is not that the rank's process ended.
         """
+        self.arrived_before_loss = 0
+        """How many outcomes had come when the last of these ended."""
         self.on_late: Callable[[], object] = lambda: None
         """Called if the job has not ended soon after a rank failed."""
         self.is_late = False
@@ -151,7 +166,8 @@ class Exchange:
             with contextlib.closing(Listener(loop, prove, self._welcome)) as listener:
                 for one in self._sockets:
                     listener.start(one)
-                loop.start(self._await_end())
+                if self._ranks is not None:
+                    loop.start(self._await_end())
                 loop.run(event_loop.ready(self._ended, READ, math.inf))
         except Exception as error:
             self._failure = error
@@ -187,17 +203,21 @@ class Exchange:
             return
         else:
             self.hosts[rank] = host
+            # One that is started again has not ended any more.
+            self.lost.pop(rank, None)
             await self._serve(proven, rank)
         finally:
             proven.stream.close()
 
     def _objection(self, rank: int, told: dict[str, Any]) -> str:
         """Explains why `told` is from no rank of the job; "" if it is from one."""
-        count = len(self._outcomes)
-        if told.get(_SIZE) != count or rank >= count:
+        if self._ranks is None:
+            return ""
+        if told.get(_SIZE) != self._ranks or rank >= self._ranks:
             return (
                 f"it is of a job of {told.get(_SIZE)}, and keras_hvd.run started "
-                f"{count} ranks: the program that started it must tell it its place"
+                f"{self._ranks} ranks: the program that started it must tell it its "
+                "place"
             )
         if rank in self.hosts:
             return f"rank {rank} has come from {self.hosts[rank]} already"
@@ -205,19 +225,19 @@ class Exchange:
 
     async def _serve(self, proven: ProvenConnection, rank: int) -> None:
         proven.stream.deadline = math.inf
+        outcome = io.BytesIO()
         try:
             await _send(proven, self._call, {})
             told = await proven.receive(_MOST_MESSAGE_BYTES)
-            self.raised_at[rank] = time.monotonic() - _field(told, _AGE, float)
-            await _receive(proven, told, self._outcomes[rank])
+            raised_at = time.monotonic() - _field(told, _AGE, float)
+            await _receive(proven, told, outcome)
         except (OSError, MessageError) as error:
             is_end = isinstance(error, ConnectionError)
             self.lost[rank] = "" if is_end else str(error)
+            self.arrived_before_loss = len(self.arrived)
             self._has_failed = True
-            # A part of an outcome is worthless.
-            with contextlib.suppress(OSError):
-                self._outcomes[rank].truncate(0)
             return
+        self.arrived.append(Arrived(rank, raised_at, outcome))
         self._has_failed |= told.get(_FAILED) is True
         # An outcome that has arrived counts, even if the rank then fails.
         with contextlib.suppress(OSError):
@@ -231,13 +251,16 @@ class Caller:
     not inherit them.
     """
 
-    def __init__(self, variables: MutableMapping[str, str], place: World):
+    def __init__(
+        self, variables: MutableMapping[str, str], rank: int, size: int | None
+    ):
         places, drawn = (variables.pop(name) for name in (_ADDRESSES, _SECRET))
         self._addresses = [address.parse(one) for one in places.split(",")]
-        self._place = place
+        self._rank = rank
+        self._size = size
         self._timeout = settings.init_timeout(variables)
         self._call = Call(
-            *(_key(variables, drawn), Purpose.CALL, place.rank, _CALLER),
+            *(_key(variables, drawn), Purpose.CALL, rank, _CALLER),
             network_interfaces.sources(settings.network_interfaces(variables)),
             tls.chosen(variables),
         )
@@ -267,7 +290,7 @@ class Caller:
 
     @property
     def _own(self) -> str:
-        return f"rank {self._place.rank} on {socket.gethostname()}"
+        return f"rank {self._rank} on {socket.gethostname()}"
 
     async def _ask(self, call: BinaryIO) -> None:
         deadline = time.monotonic() + self._timeout
@@ -284,7 +307,7 @@ class Caller:
         _keep_alive(proven)
         # The process that called may be stopped for a while.
         proven.stream.deadline = math.inf
-        await proven.send({_HOST: socket.gethostname(), _SIZE: self._place.size})
+        await proven.send({_HOST: socket.gethostname(), _SIZE: self._size})
         told = await proven.receive(_MOST_MESSAGE_BYTES)
         if _REFUSED in told:
             raise RendezvousError(f"{self._own} is refused: {told[_REFUSED]}")

@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO, TextIO
 
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
 from keras_hvd.launch import call, command_line, other_launchers, report
-from keras_hvd.launch.exchange import Exchange
+from keras_hvd.launch.exchange import Arrived, Exchange
 from keras_hvd.launch.options import Options
 from keras_hvd.world.rendezvous import open_files
 
@@ -39,6 +39,12 @@ _RANK = (
 _ON_SEVERAL_HOSTS = (
     _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_caller())"
 )
+_THAT_MAY_GO_ON = (
+    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_elastic())"
+)
+
+# No other host has to reach this process then.
+_ON_THIS_HOST = {"KERAS_HVD_NETWORK_INTERFACES": "lo"}
 
 _MEAN_THE_SAME = {
     "num_proc": "np",
@@ -57,7 +63,7 @@ _PATIENCE_SECONDS = 5
 class RankTraceback(Exception):
     """The rank and the traceback of the error that `run` raises, as its cause.
 
-    `host` is that of the rank, in a job on several hosts.
+    `host` is that of the rank; "" if all ranks of the job stay, and on one host.
     """
 
     def __init__(self, rank: int, text: str, host: str = ""):
@@ -101,6 +107,8 @@ def run(
     max_np: int | None = None,
     prefix_output_with_timestamp: bool = False,
     allocator: str | None = None,
+    elastic_timeout: float | None = None,
+    launch_agent: str | None = None,
 ) -> list[Any]:
     """Calls a function on every rank of a new job, which ends with the call.
 
@@ -108,20 +116,27 @@ def run(
     script or in a notebook's cell; objects that it uses from there are sent along. The
     ranks' output appears as with `khvdrun`. If this process dies, so does the job.
 
+    With `min_np` the job goes on without ranks that fail, and others may come, if the
+    function calls `keras_hvd.elastic.run` or `keras_hvd.elastic.fit`.
+
     Args:
         func: the function to call.
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: number of ranks.
-        min_num_proc: for elastic jobs, which `khvdrun --min-np` starts.
-        max_num_proc: for elastic jobs.
-        slots: for elastic jobs.
-        reset_limit: for elastic jobs.
-        cooldown_range: for elastic jobs.
+        min_num_proc: the job goes on as long as so many ranks are left. The arguments
+            that are for such jobs need it.
+        max_num_proc: start more ranks, up to so many, in slots that are free.
+        slots: those of a host that is given without a number; 1 without it.
+        reset_limit: the most times that the job goes on.
+        cooldown_range: two numbers of seconds: start a rank that has ended again, after
+            the first, and after twice as many as before each further time, at most the
+            second.
         hosts: as `khvdrun --hosts`, such as "node0:4,node1:4". All hosts need the same
             Python, with keras_hvd, at the same place.
         hostfile: as `khvdrun --hostfile`.
-        host_discovery_script: for elastic jobs.
+        host_discovery_script: a command that is run again and again, and prints the
+            hosts of the job, as "node0" or "node0:4", one in each line.
         start_timeout: seconds that the ranks wait for each other in `init`.
         ssh_port: as `khvdrun --ssh-port`; without effect on one host.
         ssh_identity_file: as `khvdrun --ssh-identity-file`; without effect on one host.
@@ -140,15 +155,23 @@ def run(
         max_np: the same as `max_num_proc`.
         prefix_output_with_timestamp: whether lines of output start with the time.
         allocator: as `khvdrun --allocator`: "pool" or "unchanged".
+        elastic_timeout: seconds that ranks that are left wait for each other, and for
+            `min_num_proc` of them; 600 without it.
+        launch_agent: a command that starts ranks on other hosts instead of ssh, as
+            `khvdrun --launch-agent`.
 
     Returns:
-        The function's result on each rank, in the order of ranks.
+        The function's result on each rank, in the order of ranks. With `min_num_proc`,
+        those of the ranks that the job has at its end; ranks that have ended before
+        the function had returned give none.
 
     Raises:
         Exception: the function's error, from the rank that failed first. Its cause has
             the rank and its traceback. An error that cannot be pickled, or not
-            unpickled here, becomes a RuntimeError that describes it.
-        RankFailedError: a rank ended before the function had returned.
+            unpickled here, becomes a RuntimeError that describes it. An error after
+            which the job goes on is not raised.
+        RankFailedError: a rank ended before the function had returned, and the job with
+            it.
         TypeError: `func` is not a function; or it, an object that it uses, or an
             argument cannot be pickled.
         ValueError: an argument is wrong, or needs what this version does not have.
@@ -169,12 +192,6 @@ def run(
     for name, other in _MEAN_THE_SAME.items():
         if values[name] is not None and values[other] is not None:
             raise ValueError(f"{name} and {other} mean the same: give one of them")
-    for name in ("min_num_proc", "min_np", "reset_limit", "cooldown_range"):
-        if values[name] is not None:
-            raise ValueError(
-                f"run: {name}: run returns a result of each rank. For a job that goes "
-                "on without some, start a script with khvdrun --min-np"
-            )
     # The others are options, by their names here.
     for name in ("func", "args", "kwargs", "executable"):
         del values[name]
@@ -183,44 +200,87 @@ def run(
     command = [executable or sys.executable, "-c", _RANK]
     # Checked here, because the child process' error message would get lost.
     options = command_line.of_arguments(values, command)
-    if options.hosts:
+    is_elastic = options.least_ranks is not None
+    if options.hosts and not is_elastic:
         other_launchers.hand_over(options, os.environ)
-    ranks = options.ranks
-    # A file for each rank's outcome, and a connection if it is on another host.
-    open_files.allow(2 * ranks)
+    # For each rank a file for its outcome, or a connection.
+    open_files.allow(options.most_ranks or options.ranks)
     with contextlib.ExitStack() as files:
         made = files.enter_context(call.memory_file("call"))
         call.dump_call(made, func, args, kwargs or {})
+        if is_elastic:
+            return _run_elastic(_with(options, command, _THAT_MAY_GO_ON), made)
+        if options.hosts:
+            return _run_on_several_hosts(
+                _with(options, command, _ON_SEVERAL_HOSTS), made
+            )
         outcomes = [
             files.enter_context(call.memory_file(f"outcome-{rank}"))
-            for rank in range(ranks)
+            for rank in range(options.ranks)
         ]
-        if options.hosts:
-            command[-1] = _ON_SEVERAL_HOSTS
-            variables = {**os.environ, **options.variables}
-            exchange = Exchange(made, outcomes, variables)
-            return _run_on_several_hosts(
-                dataclasses.replace(options, command=tuple(command)), exchange, outcomes
-            )
         paths = [call.path_of(made), *map(call.path_of, outcomes)]
         code = _khvdrun(dataclasses.replace(options, command=(*command, *paths)))
         loaded = [_load(file, rank, code) for rank, file in enumerate(outcomes)]
         return _results(loaded, code)
 
 
-def _run_on_several_hosts(
-    options: Options, exchange: Exchange, outcomes: Sequence[BinaryIO]
-) -> list[Any]:
+def _with(options: Options, command: Sequence[str], program: str) -> Options:
+    """The options with another program for the Python of the command."""
+    return dataclasses.replace(options, command=(*command[:-1], program))
+
+
+def _run_on_several_hosts(options: Options, made: BinaryIO) -> list[Any]:
+    exchange = Exchange(made, options.ranks, {**os.environ, **options.variables})
     with exchange:
         code = _khvdrun(options, exchange)
-    loaded = []
-    for rank, file in enumerate(outcomes):
-        outcome = _load(file, rank, code)
-        if outcome is not None:
-            # By one clock, since each host has its own.
-            outcome = dataclasses.replace(outcome, when=exchange.raised_at[rank])
-        loaded.append(outcome)
+    loaded: list[call.Outcome | None] = [None] * options.ranks
+    for each in exchange.arrived:
+        loaded[each.rank] = _arrived(each, code)
     return _results(loaded, code, exchange)
+
+
+def _run_elastic(options: Options, made: BinaryIO) -> list[Any]:
+    if not options.hosts and not options.discovery_script:
+        variables = {**options.variables, **_ON_THIS_HOST}
+        options = dataclasses.replace(options, variables=variables)
+    exchange = Exchange(made, None, {**os.environ, **options.variables})
+    with exchange:
+        code = _khvdrun(options, exchange)
+    outcomes = [(each.rank, _arrived(each, code)) for each in exchange.arrived]
+    last = _of_last_job(outcomes, code)
+    returned = [each for each in last.values() if each.error is None]
+    # One that crashes later, at its very end, counts.
+    have_all = bool(returned) and len(returned) == returned[0].place.size
+    if have_all or (returned and code == 0):
+        return [each.value for each in sorted(returned, key=lambda each: each.place)]
+    if exchange.arrived_before_loss < len(exchange.arrived):
+        # Otherwise the job has gone on after these errors, until ranks were lost.
+        raise_first_error(last, exchange.hosts)
+    silent = [rank for rank in range(options.ranks) if rank not in exchange.hosts]
+    raise _failure(silent, code, exchange)
+
+
+def _of_last_job(
+    outcomes: Sequence[tuple[int, call.Outcome | None]], code: int
+) -> dict[int, call.Outcome]:
+    """The outcomes of the last job's ranks, by their numbers as they were started.
+
+    Ranks whose job goes on in another one have handed over theirs before that one
+    begins. If all went well, ranks that have failed are of no interest.
+    """
+    of_jobs = [
+        (rank, each)
+        for rank, each in outcomes
+        if each is not None and each.place.job and (code != 0 or each.error is None)
+    ]
+    jobs = [each.place.job for _, each in of_jobs]
+    return {rank: each for rank, each in of_jobs if each.place.job == jobs[-1]}
+
+
+def _arrived(arrived: Arrived, code: int) -> call.Outcome | None:
+    outcome = _load(arrived.outcome, arrived.rank, code)
+    # By one clock, since each host has its own.
+    return outcome and dataclasses.replace(outcome, when=arrived.raised_at)
 
 
 def _khvdrun(options: Options, exchange: Exchange | None = None) -> int:
@@ -316,8 +376,9 @@ def _stop(process: subprocess.Popen) -> None:
 
 def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
     """A rank's outcome; None if the rank ended without one."""
-    if os.fstat(file.fileno()).st_size == 0:
+    if not file.read(1):
         return None
+    file.seek(0)
     try:
         return pickle.load(file)
     except Exception as error:
@@ -348,12 +409,18 @@ def _results(
     raise_first_error(left, exchange.hosts if exchange is not None else {})
     missing = [rank for rank in range(len(outcomes)) if rank not in left]
     if missing:
-        who = _named(missing) if exchange is None else _who_ended(missing, exchange)
-        how = f"khvdrun {_ended(code)}; its last lines say why"
-        if exchange is not None and exchange.is_late:
-            how = "the other ranks had not ended 5 s later, and were ended"
-        raise RankFailedError(f"{who} ended before the function had returned; {how}")
+        raise _failure(missing, code, exchange)
     return [outcome.value for outcome in left.values()]
+
+
+def _failure(
+    missing: Sequence[int], code: int, exchange: Exchange | None
+) -> RankFailedError:
+    who = _named(missing) if exchange is None else _who_ended(missing, exchange)
+    how = f"khvdrun {_ended(code)}; its last lines say why"
+    if exchange is not None and exchange.is_late:
+        how = "the other ranks had not ended 5 s later, and were ended"
+    return RankFailedError(f"{who} ended before the function had returned; {how}")
 
 
 def raise_first_error(
@@ -387,7 +454,8 @@ def _who_ended(missing: Sequence[int], exchange: Exchange) -> str:
     silent = [rank for rank in missing if rank not in exchange.hosts]
     if silent:
         named.append(f"{_named(silent)}, without a word,")
-    return ", then ".join(named)
+    # One that came later may have ended with what it was to hand over.
+    return ", then ".join(named) or "a rank"
 
 
 def _named(ranks: Sequence[int]) -> str:

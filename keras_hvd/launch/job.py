@@ -26,7 +26,7 @@ from keras_hvd.launch.output import Screen, Stream, Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.separate import SeparateTrainings
-from keras_hvd.launch.status import RankEnd, Status
+from keras_hvd.launch.status import JobNow, RankEnd, Status
 from keras_hvd.world import renewal
 from keras_hvd.world.rendezvous import joined
 from keras_hvd.world.rendezvous.nodes import NodeRanks, OtherNodes
@@ -94,8 +94,9 @@ class Job:
         self._memory = OutOfMemoryWatch()
         self._separate = SeparateTrainings(ranks)
         self._ranks: list[Rank] = []
-        self._bound: list[set[int] | None] = [None] * options.ranks
         self._variables: dict[str, str] = {}
+        # Those that are right for ranks of this host alone.
+        self._of_this_host: set[str] = set()
         self._streams: list[Stream] = []
         self._stopped: list[int] = []
         self._stage = Stage.RUNNING
@@ -140,7 +141,7 @@ class Job:
     def _finish_recording(self) -> None:
         if self._recorded is None:
             return
-        said = [each for tail in self._last_words() for each in tail.warnings]
+        said = [*self._events()]
         recorded, made = self._recorded, []
         # Writing may block for ever, and a signal ends the wait for it.
         line = "no report: a signal came while it was written"
@@ -185,34 +186,54 @@ class Job:
     def _start(self) -> None:
         options = self._options
         self._note(f"job {self._node_ranks.job} runs {shlex.join(options.command)}")
-        if options.bind_to == "cores":
-            self._bound = [*cores.shares(options.ranks)]
         given = {**os.environ}
         # Variables of this khvdrun's own job, if it is itself a rank of one.
         for name in ("KERAS_HVD_REPORT", renewal.VARIABLE):
             given.pop(name, None)
         given |= options.variables
+        threads = cores.thread_variables(self._count_here)
+        allocated = allocator.variables(given)
+        self._of_this_host = {*threads, *allocated} - given.keys()
         self._variables = {
-            **cores.thread_variables(options.ranks),
+            **threads,
             "PYTHONUNBUFFERED": "1",
             **given,
             **({} if self._recorded is None else self._recorded.variables),
-            **allocator.variables(given),
+            **allocated,
         }
-        for here in range(options.ranks):
+        self._start_ranks()
+
+    def _start_ranks(self) -> None:
+        """Starts those that the job begins with. Raises OSError."""
+        for here in range(self._options.ranks):
             self._start_rank(here)
+
+    @property
+    def _count_here(self) -> int:
+        """The number of ranks on this host."""
+        return self._options.ranks
 
     def _start_rank(self, here: int, start: int = 1) -> None:
         """Starts this host's `here`th rank, for the `start`th time. Raises OSError."""
-        number, own = self._node_ranks.first_rank + here, self._bound[here]
+        number, own = self._node_ranks.first_rank + here, self._cores_of(here)
         started = rank.start(
-            *(number, self._options, self._environment(here), own),
+            *(number, self._options_of(here), self._environment(here), own),
             *(self._stdout, self._stderr, start),
         )
         self._ranks.append(started)
         self._streams += started.streams
         where = f", bound to cores {sorted(own)}" if own else ""
         self._note(f"rank {number} is process {started.process}{where}")
+
+    def _cores_of(self, here: int) -> set[int] | None:
+        """The cores for that rank alone; None for any."""
+        if self._options.bind_to != "cores":
+            return None
+        return cores.shares(self._count_here)[here]
+
+    def _options_of(self, here: int) -> Options:
+        """The options with the command for that rank."""
+        return self._options
 
     def _environment(self, here: int) -> dict[str, str]:
         """The variables of the rank that is started as this host's `here`th."""
@@ -223,9 +244,8 @@ class Job:
         recorded = self._recorded
         if recorded is None or recorded.listener is None:
             return
-        status = Status(recorded.folder, self._node_ranks.size, self._rank_ends)
         try:
-            recorded.listener.serve(status)
+            recorded.listener.serve(Status(self._now))
         except RuntimeError:
             # The ranks are worth more than their status.
             self._say(f"warning: --status is not served: {process_limit.no_room()}")
@@ -246,7 +266,7 @@ class Job:
         self._joined.close()
         self._has_joined = True
         # Commands that train nothing are none the slower.
-        crowded = cores.crowded(len(self._ranks))
+        crowded = cores.crowded(sum(not one.host for one in self._ranks))
         if crowded:
             self._say(f"note: {crowded}")
         self._leave_others()
@@ -271,11 +291,22 @@ class Job:
         self._others.leave()
         self._others = None
 
+    def _now(self) -> JobNow:
+        assert self._recorded is not None, "or there is no status"
+        size = self._node_ranks.size
+        return JobNow(self._recorded.of_now, size, self._rank_ends())
+
     def _rank_ends(self) -> list[RankEnd]:
         return [
             RankEnd(one.number, report.state(one), report.last_error(one))
             for one in self._ranks
         ]
+
+    def _events(self) -> Iterable[tuple[float, str, str]]:
+        """When what kind of thing was said, for the report."""
+        for tail in self._last_words():
+            for when, text in tail.warnings:
+                yield when, "warning", text
 
     def _last_words(self) -> Iterable[Tail]:
         """The last lines of each rank's stderr."""
@@ -393,11 +424,16 @@ class Job:
         for process, status in ended:
             if process in by_process:
                 self._on_end(by_process[process], status)
+            else:
+                self._on_end_of_other(process, status)
         if self._stage == Stage.KILLING:
             # Orphans of the ended ranks have just become this process' children.
             processes.signal_descendants(signal.SIGKILL)
         elif self._has_children and self._have_ended:
             self._clean()
+
+    def _on_end_of_other(self, process: int, status: int) -> None:
+        """Notes that a process has ended that is no rank."""
 
     @property
     def _have_ended(self) -> bool:

@@ -31,9 +31,13 @@ class Options:
     diagnose: bool = False
     ranks: int = 0  # on this host
     node: Node | None = None  # this host among several; None: the only one
+    may_join: bool = False  # whether other hosts may come and go
+    taken: Mapping[str, str] = field(default_factory=dict)  # option: cluster's variable
+    membership: str | None = None  # HOST:PORT at which it is a service alone
+    join: str | None = None  # HOST:PORT of such a service
     hosts: tuple[HostSlots, ...] = ()  # where mpirun or srun is to start the ranks
     mpi_args: tuple[str, ...] = ()  # more arguments for mpirun
-    ssh_options: tuple[str, ...] = ()  # for the ssh that mpirun starts
+    ssh_options: tuple[str, ...] = ()  # for ssh
     dry_run: bool = False  # only show the command
     command: tuple[str, ...] = ()
     executable: str = ""  # the file that the command names
@@ -52,6 +56,10 @@ class Options:
     term_after: float = 5.0  # seconds from the first failure until SIGTERM
     kill_after: float = 5.0  # seconds from SIGTERM until SIGKILL
     least_ranks: int | None = None  # the job goes on as long as so many are left
+    most_ranks: int | None = None  # to which it may grow
+    slots: int = 1  # on a host that is given without a number
+    discovery_script: str = ""  # tells again and again which hosts there are
+    launch_agent: tuple[str, ...] = ()  # runs a command on another host, as ssh does
     elastic_timeout: float | None = None  # seconds that they wait for each other then
     reset_limit: int | None = None  # the most times that it goes on
     # Seconds before a rank that ended is started again, at first and at most.
@@ -157,7 +165,8 @@ _THE_JOB = (
     Option(
         *("-H --hosts --host HOST[:SLOTS],...", "host_list", str, "hosts"),
         "start the ranks on these hosts by mpirun, or by srun inside a Slurm "
-        "allocation, so many at most on each (default: this host alone)",
+        "allocation, or by ssh with --min-np, so many at most on each (default: this "
+        "host alone)",
     ),
     Option(
         *("-hostfile --hostfile FILE", "hostfile", Path, "hostfile"),
@@ -170,11 +179,11 @@ _THE_JOB = (
     ),
     Option(
         *("-p --ssh-port PORT", "ssh_port", values.port(1), ""),
-        "of the other hosts, for mpirun",
+        "of the other hosts, for ssh",
     ),
     Option(
         *("-i --ssh-identity-file FILE", "ssh_identity_file", str, ""),
-        "with the private key that opens them, for mpirun",
+        "with the private key that opens them, for ssh",
     ),
     Option(
         *(
@@ -192,7 +201,12 @@ _THE_JOB = (
 )
 
 _SEVERAL_HOSTS = (
-    Option("--nnodes N", "nnodes", values.whole(1), "", "number of hosts (default: 1)"),
+    Option(
+        *("--nnodes N", "nnodes", values.host_counts, ""),
+        "number of hosts (default: what a cluster's variables say, or 1); 2:4 for a "
+        "job that begins with 2 and goes on as hosts come and go, by default with 2 to "
+        "4 times as many ranks as each has",
+    ),
     Option(
         *("--node-rank K", "node_rank", values.whole(0), ""),
         "number of this host, from 0, in the order of their ranks",
@@ -201,6 +215,21 @@ _SEVERAL_HOSTS = (
         *("--rendezvous HOST:PORT", "rendezvous", values.rendezvous, ""),
         "where they find each other: the first host, and a free port; all need the "
         "same KERAS_HVD_SECRET or KERAS_HVD_SECRET_FILE",
+    ),
+    Option(
+        *("--job-id TEXT", "KERAS_HVD_JOB_ID", str, ""),
+        "what sets this start of the job apart from the one before, which has the same "
+        "secret: the same on all hosts, such as the job's number in a cluster",
+    ),
+    Option(
+        *("--membership HOST:PORT", "membership", values.rendezvous, ""),
+        "run no command, and decide there, on this host, which ranks are in a job of "
+        "hosts that --join it; with --min-np, and what else is for its end",
+    ),
+    Option(
+        *("--join HOST:PORT", "join", values.rendezvous, ""),
+        "join the job of the --membership service there, with at most -np ranks; all "
+        "need the same secret",
     ),
     Option(
         "--network-interfaces --network-interface --nics NAME[,NAME]",
@@ -278,6 +307,25 @@ _ITS_END = (
         *("--min-np --min-num-proc N", "least_ranks", values.rank_count, ""),
         "go on after a failure as long as N ranks are left, in a script that calls "
         "keras_hvd.elastic.run (default: the first failure ends the job)",
+    ),
+    Option(
+        *("--max-np --max-num-proc N", "most_ranks", values.rank_count, ""),
+        "with --min-np: start more ranks, up to N, in slots that are free (default: "
+        "as -np)",
+    ),
+    Option(
+        *("--host-discovery-script COMMAND", "discovery_script", str, ""),
+        "with --min-np: run it again and again; it prints the hosts of the job, as "
+        "HOST or HOST:SLOTS, one in each line",
+    ),
+    Option(
+        *("--slots --slots-per-host N", "slots", values.whole(1), ""),
+        "with --min-np: of hosts that are given without a number (default: 1)",
+    ),
+    Option(
+        *("--launch-agent COMMAND", "launch_agent", values.words, ""),
+        "with --min-np: start ranks on other hosts by this instead of ssh; it gets a "
+        "host, and a command for a shell there",
     ),
     Option(
         *("--blacklist-cooldown-range FROM TO", "cooldown_range", values.seconds, ""),
@@ -414,14 +462,6 @@ def _ignored(usage: str, variable: str, key: str = "") -> Option:
     return Option(usage, _IGNORED, WITHOUT_EFFECT[variable], key)
 
 
-def _elastic(usage: str) -> Option:
-    advice = (
-        "a job has no more ranks than -np says, on the hosts that it begins with: give "
-        "the number of processes with -np"
-    )
-    return Option(usage, _REFUSED, advice)
-
-
 _HOROVODS = (
     _ignored("--cycle-time-ms X", "CYCLE_TIME", "params.cycle-time-ms"),
     _ignored(
@@ -452,9 +492,6 @@ _HOROVODS = (
             "mlsl-bgt-affinity",
         )
     ),
-    _elastic("--max-np --max-num-proc N"),
-    _elastic("--slots --slots-per-host N"),
-    _elastic("--host-discovery-script X"),
     Option("--binding-args X", _REFUSED, "bind ranks with --bind-to cores"),
     Option("--jsrun", _REFUSED, "khvdrun starts the ranks itself: leave it out"),
 )
@@ -484,6 +521,5 @@ BY_KEY = {each.key: each for each in _ROWS if each.key}
 DEFAULTS = {
     **dict.fromkeys(each.sets for each in _ROWS if each.sets.islower()),
     **vars(Options()),
-    "nnodes": 1,
 }
 """The values of options that are not given."""

@@ -33,6 +33,8 @@ _STAYS = re.compile(
     r"|DISPLAY|XAUTHORITY|(?:XDG|DBUS|SSH)_.*"
     r"|(?:OMPI|PMIX|PMI|PRTE|ORTE|OPAL|MPIEXEC|HYDRA|HYDI|SLURM|SLURMD|LSB|LSF)_.*"
     r"|MPI_LOCALRANKID|MPI_LOCALNRANKS"
+    # A pod has its own.
+    r"|NVIDIA_VISIBLE_DEVICES|NVIDIA_DRIVER_CAPABILITIES|K_MPI_JOB_ROLE|KUBERNETES_.*"
 )
 # Variables of a rank of another job: ranks on this host would inherit them in any case.
 _PLACE = re.compile(
@@ -79,7 +81,7 @@ def hand_over(options: Options, environment: Mapping[str, str]) -> HandOver:
     Raises UsageError if there is no launcher for it, or only an unknown one.
     """
     given = _given(options, environment)
-    names = tuple(sorted(name for name in given if _travels(name)))
+    names = tuple(sorted(name for name in given if travels(name)))
     path = given.get("PATH")
     srun = shutil.which("srun", path=path)
     if "SLURM_JOB_ID" in given and srun:
@@ -155,7 +157,8 @@ def _given(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _travels(name: str) -> bool:
+def travels(name: str) -> bool:
+    """Whether a variable with this name is for ranks on other hosts too."""
     return bool(_NAME.fullmatch(name)) and not _STAYS.fullmatch(name)
 
 

@@ -40,6 +40,13 @@ class Rank:
     status: int | None = None  # the wait status, once it has ended
     wake: int = 0  # the round of the launcher's loop that saw its end
     was_told: bool = False  # whether the launcher had told it to end
+    host: str = ""  # where it runs, if that is another one
+
+    @property
+    def name(self) -> str:
+        """Its number, and where to look for it."""
+        place = f"on {self.host}" if self.host else f"process {self.process}"
+        return f"rank {self.number} ({place})"
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the rank's process group, if the rank still runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import shlex
 import shutil
@@ -30,6 +32,7 @@ class Recorded:
     """A recording on this host, made for `khvdrun --report` or `--status`.
 
     The folder of a report is beside it, so that it can be found if `khvdrun` is killed.
+    If the ranks go on in another job, that has a folder within it.
 
     Args:
         options: those of `khvdrun`.
@@ -40,6 +43,7 @@ class Recorded:
     """
 
     def __init__(self, options: Options, report: Path | None):
+        self._options = options
         self._report = report
         port = options.status_port
         self.listener = None if port is None else Listener(port)
@@ -54,19 +58,47 @@ class Recorded:
         except OSError:
             self._remove()
             raise
+        self.of_now = self.folder
+        """The part of it for the job in which the ranks are."""
 
     @property
     def variables(self) -> dict[str, str]:
         """The additions to the ranks' environment."""
         return {"KERAS_HVD_REPORT": str(self.folder)}
 
-    def finish(self, ended: str, warnings: Iterable[tuple[float, str]]) -> str:
+    def folder_of(self, job: str, ranks: int) -> Path:
+        """The folder for another job in which so many ranks may go on.
+
+        It is made when it is first asked for. Without room there is none, and so no
+        recording of that job.
+        """
+        folder = self._folder_of(job)
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            prepare(folder, dataclasses.replace(self._options, ranks=ranks))
+        return folder
+
+    def note_generation(self, job: str, number: int) -> None:
+        """Notes that ranks go on in a job, the `number`th one of all in which they do.
+
+        It was not called off, as others may have been that have a folder.
+        """
+        from keras_hvd.recording import files
+
+        self.of_now = self._folder_of(job)
+        with contextlib.suppress(OSError):
+            (self.of_now / files.GENERATION).write_text(str(number))
+
+    def _folder_of(self, job: str) -> Path:
+        return self.folder / job.rpartition(".")[2]
+
+    def finish(self, ended: str, events: Iterable[tuple[float, str, str]]) -> str:
         """Writes the report, if there is to be one, and removes the recording.
 
         Args:
             ended: how the job ended, as a clause after "The job"; "" if no rank was
                 started.
-            warnings: warnings of the ranks' engines, with their times (`time.time`).
+            events: when what kind of thing was said, and the text (`time.time`).
 
         Returns:
             A line about the report; "" for none.
@@ -74,21 +106,13 @@ class Recorded:
         if self._report is None or not ended:
             self._remove()
             return ""
-        from keras_hvd.report import page, recording
-        from keras_hvd.report.record import Event
+        from keras_hvd.report import generations, recording
 
         try:
-            record = recording.read(self.folder)
-            record.ended = ended
-            record.events += [
-                Event(max(0.0, said - record.begin), "warning", text)
-                for said, text in warnings
-            ]
-            record.events.append(
-                Event(time.time() - record.begin, "end", f"the job {ended}")
-            )
-            record.events.sort(key=lambda event: event.time)
-            page.write(record, str(self._report))
+            end = time.time(), "end", f"the job {ended}"
+            found = generations.read(self.folder)
+            found.end(ended, [*events, end])
+            line = found.write(str(self._report))
         except recording.NotARecordingError:
             self._remove()
             return (
@@ -102,7 +126,7 @@ class Recorded:
                 f"({type(error).__name__}: {error})"
             )
         self._remove()
-        return f"the report is in {str(self._report)!r}"
+        return line
 
     def left(self) -> str:
         """Tells where the recording is if it has not become a report; "" if it is gone.

@@ -143,10 +143,7 @@ def report(
         lines += [f"    {line}" for line in last_words]
     else:
         lines.append(f"rank {first.number} wrote nothing to stderr")
-    lines.append(
-        f"rank {first.number} (process {first.process}) failed first: it "
-        f"{describe(first, memory)}"
-    )
+    lines.append(f"{first.name} failed first: it {describe(first, memory)}")
     lines += _early_leavers(ranks, first)
     return lines
 

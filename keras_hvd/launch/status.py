@@ -15,7 +15,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -41,57 +41,73 @@ class RankEnd:
     """`running`, or how it ended."""
     last_error: str
     """The last line of its stderr that tells of an error; "" for none."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """What else is known of it, by the names in `/status`."""
+
+
+@dataclass
+class JobNow:
+    """A job, as `khvdrun` knows it."""
+
+    folder: Path
+    """The recording of this host's ranks."""
+    size: int
+    """The number of all ranks."""
+    ends: list[RankEnd]
+    """This host's ranks."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """What else is known of it, by the names in `/status`."""
 
 
 class Status:
     """The state of a job.
 
     Args:
-        folder: the recording of this host's ranks.
-        size: the number of all ranks.
-        ends: returns this host's ranks; callable from any thread.
+        now: returns the job as it is; callable from any thread.
     """
 
-    def __init__(self, folder: Path, size: int, ends: Callable[[], list[RankEnd]]):
-        self._folder = folder
-        self._size = size
-        self._ends = ends
+    def __init__(self, now: Callable[[], JobNow]):
+        self._now = now
 
     def read(self) -> dict[str, Any]:
         """The job's state as JSON values, with None for unknown ones."""
         from keras_hvd.recording import files, rank_records
         from keras_hvd.report import recording
 
-        now = time.time()
+        job, now = self._now(), time.time()
         ranks = {
             end.rank: {
                 "rank": end.rank,
                 "state": end.state,
                 "last_error": end.last_error,
+                **end.more,
             }
-            for end in self._ends()
+            for end in job.ends
         }
-        for record in rank_records.read(self._folder / files.RANKS):
-            ranks.setdefault(record.rank, {"rank": record.rank}).update(
-                host=record.host,
-                process=record.process,
-                step=record.step,
-                epoch=record.epoch,
-                samples=_known(record.samples),
-                samples_per_second=_known(record.samples_per_second),
-                loss=_known(record.loss),
-                last_step_age_seconds=_known(now - record.last_step),
-            )
+        # A later job of the ranks may have found no room for it.
+        with contextlib.suppress(FileNotFoundError):
+            for record in rank_records.read(job.folder / files.RANKS):
+                ranks.setdefault(record.rank, {"rank": record.rank}).update(
+                    host=record.host,
+                    process=record.process,
+                    step=record.step,
+                    epoch=record.epoch,
+                    samples=_known(record.samples),
+                    samples_per_second=_known(record.samples_per_second),
+                    loss=_known(record.loss),
+                    last_step_age_seconds=_known(now - record.last_step),
+                )
         # Rank 0's host knows the waits of the ranks of all hosts.
         with contextlib.suppress(recording.NotARecordingError):
-            waits = recording.waits(self._folder)
+            waits = recording.waits(job.folder)
             for rank, (waited, waited_for) in enumerate(
                 zip(waits.waits, waits.waited_for, strict=True)
             ):
                 ranks.setdefault(rank, {"rank": rank}).update(
                     waited_seconds=waited, waited_for_seconds=waited_for
                 )
-        return {"size": self._size, "ranks": [ranks[rank] for rank in sorted(ranks)]}
+        known = [ranks[rank] for rank in sorted(ranks)]
+        return {"size": job.size, **job.more, "ranks": known}
 
 
 _METRICS = (
@@ -139,6 +155,9 @@ def _metric_lines(state: dict[str, Any]) -> Iterator[str]:
     ranks = state["ranks"]
     yield from _head("size", "gauge", "Ranks of the job.")
     yield f"keras_hvd_size {state['size']}"
+    if "generation" in state:
+        yield from _head("generation", "gauge", "The number of the job, from 1.")
+        yield f"keras_hvd_generation {state['generation']}"
     for key, name, kind, text in _METRICS:
         known = [rank for rank in ranks if rank.get(key) is not None]
         if known:

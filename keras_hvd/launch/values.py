@@ -48,6 +48,21 @@ def whole_text(least: int) -> Callable[[str], str]:
     return parse
 
 
+def host_counts(text: str) -> tuple[int, int]:
+    """Parses a number of hosts, or the least and the most of a job that may change.
+
+    Example:
+
+    >>> host_counts("2"), host_counts("2:4")
+    ((2, 2), (2, 4))
+    """
+    least, colon, most = text.partition(":")
+    counts = whole(1)(least), whole(1)(most if colon else least)
+    if counts[0] > counts[1]:
+        raise ArgumentTypeError(f"{text!r}: the first number is more than the second")
+    return counts
+
+
 def rank_count(text: str) -> int:
     """Parses a number of processes."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:

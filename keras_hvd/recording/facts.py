@@ -30,7 +30,7 @@ _PREFIXES = "KERAS_HVD_", "HOROVOD_"
 # A rank's place, which launchers set, is no setting. A secret stays one.
 _LEFT_OUT = (
     *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
-    *("JOB", "REPORT", "RENDEZVOUS", "REQUIRE_SIZE"),
+    *("JOB", "REPORT", "RENDEZVOUS", "RENEWAL", "REQUIRE_SIZE"),
 )
 _SECRETS = "SECRET", "KEY", "PASSWORD", "TOKEN"
 

@@ -31,6 +31,23 @@ SCALING = "scaling"
 HOST = "host"
 """`khvdrun`: the name of the host that it made the recording on."""
 
+GENERATION = "generation"
+"""`khvdrun`: in the folder of a job in which ranks go on, its number, from 2."""
+
+
+def of_generation(path: str, generation: int) -> str:
+    """The file of a job in which ranks go on, by the one of their first job.
+
+    Example:
+
+    >>> of_generation("logs.d/timeline.json", 1), of_generation("logs.d/timeline", 2)
+    ('logs.d/timeline.json', 'logs.d/timeline.2')
+    >>> of_generation("timeline.json", 3)
+    'timeline.3.json'
+    """
+    stem, extension = os.path.splitext(path)
+    return path if generation == 1 else f"{stem}.{generation}{extension}"
+
 
 def is_of_this_host(folder: str) -> bool:
     """Whether a recording was made on this host: another one may see the folder too.

@@ -6,8 +6,7 @@ import argparse
 import os
 import sys
 
-from keras_hvd.report import page, recording, timelines
-from keras_hvd.report.record import JobRecord
+from keras_hvd.report import generations, page, timelines
 
 
 def main() -> int:
@@ -28,25 +27,27 @@ def main() -> int:
         *("-o", "--output"),
         default="report.html",
         metavar="FILE",
-        help="the report, which is replaced (default: report.html)",
+        help="the report, which is replaced (default: report.html); report.2.html and "
+        "so on are those of later jobs, if the ranks went on",
     )
     options = parser.parse_args()
     try:
-        page.write(_read(options.files), options.output)
+        print(_write(options.files, options.output))
     except (OSError, ValueError, ImportError) as error:
         print(f"python -m keras_hvd.report: {error}", file=sys.stderr)
         return 1
-    print(f"the report is in {options.output!r}")
     return 0
 
 
-def _read(files: list[str]) -> JobRecord:
+def _write(files: list[str], output: str) -> str:
+    """Writes the report, or those of all generations, and tells where they are."""
     folder = next(filter(os.path.isdir, files), None)
     if folder is None:
-        return timelines.read(files)
+        page.write(timelines.read(files), output)
+        return f"the report is in {output!r}"
     if len(files) > 1:
         raise ValueError(f"{folder!r} is a folder: a report is of one recording alone")
-    return recording.read(folder)
+    return generations.read(folder).write(output)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def _front(record: JobRecord) -> list[str]:
     steps = int(record.intervals.steps.sum())
     facts = {
         "Command": record.command,
+        "Generation": record.generation,
         "Began": begun,
         "Recorded": f"{_seconds(record.seconds)}, {steps:,} steps",
         "Ranks": f"{record.size}{on_hosts if is_known else ''}",

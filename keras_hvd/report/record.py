@@ -107,7 +107,7 @@ class Event:
     time: float
     """Seconds from the beginning of the recording."""
     kind: str
-    """"warning", "stall" or "end"."""
+    """"warning", "stall", "change" (ranks that go or come) or "end"."""
     text: str
 
 
@@ -166,6 +166,8 @@ class JobRecord:
     """Rank 0's seconds in each of `recording.phases.PHASES`; empty if unknown."""
     epochs: list[Epoch] = dataclasses.field(default_factory=list)
     """Those of all `fit`s, with rank 0's logs."""
+    generation: str = ""
+    """Which one it is of the jobs in which ranks went on; "" for the only one."""
     not_known: str = ""
     """Other things that are unknown, as sentences."""
 

@@ -74,7 +74,9 @@ def run(
         count = _write(batches, data)
         address, listening = "", None
         if number == 0:
-            early = listen_early(_address(host, given["interfaces"]))
+            early = listen_early(
+                network_interfaces.reached_as([host], given["interfaces"])
+            )
             (held,) = take_early(early)
             address, listening = str(early), files.enter_context(held)
         gpus = context.resources().get("gpu")
@@ -137,18 +139,6 @@ def _write(batches: Iterable[pyarrow.RecordBatch], file: BinaryIO) -> int:
         writer.close()
     file.flush()
     return count
-
-
-def _address(host: str, interfaces: Sequence[str]) -> str:
-    """The address of this host at which the other ranks reach it."""
-    own = network_interfaces.reachable(interfaces)
-    # As the driver sees it: behind an address translation it is not this host's, and
-    # Debian gives a host's own name an address that no other host reaches.
-    with contextlib.suppress(OSError):
-        seen = socket.gethostbyname(host.strip("[]"))
-        if seen in own:
-            return seen
-    return own[0]
 
 
 def _place(

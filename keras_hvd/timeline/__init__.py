@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from keras_hvd.job import basics, native
+from keras_hvd.job import arrival, basics, native
 
 
 def start_timeline(
@@ -17,7 +17,8 @@ def start_timeline(
 
     Rank 0 writes the file, in the JSON format of Chrome's tracing, for chrome://tracing
     and https://ui.perfetto.dev. Other ranks may call this too; it does nothing there,
-    and no rank waits. Tensors submitted earlier are not in the file.
+    also while one that joins an elastic job later is still alone, and no rank waits.
+    Tensors submitted earlier are not in the file.
 
     Args:
         file_path: Where to write; an existing file is overwritten.
@@ -42,6 +43,8 @@ def start_timeline(
     """
     basics.require_initialized("start_timeline")
     path = os.fsencode(file_path)
+    if arrival.is_new():
+        return
     basics.check(native.engine().khvd_start_timeline(path, bool(mark_cycles)))
 
 

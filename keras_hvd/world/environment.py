@@ -11,7 +11,15 @@ from collections.abc import Mapping
 
 from keras_hvd.job import settings
 from keras_hvd.world import unread_launchers
-from keras_hvd.world.launchers import horovodrun, khvdrun, mpirun, srun, torchrun
+from keras_hvd.world.launchers import (
+    flux,
+    horovodrun,
+    khvdrun,
+    mpirun,
+    pytorch,
+    srun,
+    torchrun,
+)
 from keras_hvd.world.launchers.launcher import LaunchEnvironmentError, Launcher, World
 from keras_hvd.world.launchers.variables import new_job
 from keras_hvd.world.unread_launchers import Sign
@@ -21,9 +29,14 @@ _LAUNCHERS: tuple[Launcher, ...] = (
     khvdrun,
     mpirun.OPEN_MPI,
     mpirun.MPICH,
+    mpirun.MPIRUN_RSH,
+    mpirun.JSRUN,
+    mpirun.PALS,
     horovodrun,
     srun,
+    flux,
     torchrun,
+    pytorch,
 )
 
 
@@ -74,8 +87,8 @@ def check_size(size: int, environment: Mapping[str, str] | None = None) -> Sign 
 
     Example:
         >>> from keras_hvd import environment
-        >>> environment.check_size(1, {"MV2_COMM_WORLD_SIZE": "2"}).said
-        'MV2_COMM_WORLD_SIZE=2 says that MVAPICH2 has started 2 processes'
+        >>> environment.check_size(1, {"SKYPILOT_NUM_NODES": "2"}).said
+        'SKYPILOT_NUM_NODES=2 says that SkyPilot has started 2 nodes'
         >>> environment.check_size(4, {"KERAS_HVD_REQUIRE_SIZE": "4"})
     """
     variables = os.environ if environment is None else environment

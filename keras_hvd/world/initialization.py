@@ -19,6 +19,7 @@ from typing import Any
 from keras_hvd import exceptions
 from keras_hvd.backends.current import process
 from keras_hvd.job import (
+    arrival,
     basics,
     cores,
     gpu_libraries,
@@ -106,8 +107,10 @@ def init(
             _members(comm, _launched)
             _require_known(sets)
         else:
+            renewal.learn_where_to_meet()
             _launched = environment.world()
             members = _members(comm, _launched)
+            _await_others()
             is_alone = _launched.size == 1
             with contextlib.nullcontext() if is_alone else uncaught.joining():
                 _join(_launched, members, sets)
@@ -123,6 +126,15 @@ def rejoin(cancel: int) -> None:
     with _joining:
         _launched = environment.world()
         _join(_launched, None, [], cancel)
+
+
+def _await_others() -> None:
+    """Of a job that ranks may join later, which are then alone at first."""
+    told = renewal.of(os.environ)
+    if told is None or not told.gains:
+        return
+    to_come = arrival.Place(told.members, told.members + 1, told.slot)
+    arrival.await_arrival(to_come if told.is_new else None)
 
 
 def _renew_lock() -> None:
@@ -151,17 +163,25 @@ def _join(
 ) -> None:
     # A malformed setting must not become known when the others rely on this rank.
     given, timeline = settings.read(), settings.timeline()
-    shows_all = settings.all_output()
+    shows_all, later = settings.all_output(), renewal.of(os.environ)
+    if later is not None:
+        given, timeline = _files_of_generation(given, timeline, later)
     sign = _check_size(launched, members)
-    world, meeting = _meet(launched, members)
+    world, meeting = _meet(launched, members, cancel)
+    if launched.local_size == 0:
+        local_rank, local_size = world.local_rank, world.local_size
+        launched = dataclasses.replace(
+            launched, local_rank=local_rank, local_size=local_size
+        )
     if world.size < launched.size and members is not None:
         given, timeline = _files_of_part(given, timeline, members[0])
     _start_engine(world, meeting, given, cancel)
     joined.tell(launched.job, launched.rank - launched.local_rank)
     with _leaving_on_error():
-        _start_recording(launched, world, meeting, timeline)
+        _start_recording(
+            launched, world, meeting, timeline, is_again=cancel is not None
+        )
     _warn(world, sign)
-    later = renewal.of(os.environ)
     comes_later = later is not None and later.is_new
     # The ranks that one comes to have said the same.
     said_once.begin(world.rank or int(comes_later), shows_all)
@@ -169,7 +189,7 @@ def _join(
     if os.environ.get(cores.SHARED) == "1":
         cores.share(launched.local_size)
     # Nor does it take the first rank's GPU, while it is alone.
-    local_rank = later.number if later and comes_later else launched.local_rank
+    local_rank = later.slot if later and comes_later else launched.local_rank
     process.prepare(world.rank, launched.size, local_rank, launched.local_size)
     with _leaving_on_error():
         for each in sets:
@@ -186,7 +206,7 @@ def _check_size(launched: environment.World, members: list[int] | None) -> Sign 
 
 
 def _meet(
-    launched: environment.World, members: list[int] | None
+    launched: environment.World, members: list[int] | None, cancel: int | None
 ) -> tuple[environment.World, Meeting | None]:
     """Meets the other members, if they may be on other hosts.
 
@@ -202,8 +222,10 @@ def _meet(
             part.agree(launched.job, launched.rank, members, number, timeout)
         return world, None
     basics.require_not_forked("init")
+    knows_place = world.local_size > 0
+    place = (world.local_rank, world.local_size) if knows_place else (0, 1)
     identity = ranks.RankIdentity(
-        *(world.rank, world.size, world.local_rank, world.local_size, world.job),
+        *(world.rank, world.size, *place, world.job),
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
         data_connections=settings.data_connections(),
@@ -218,8 +240,9 @@ def _meet(
         point = ranks.MeetingPoint([where], secret.take(os.environ), early)
     else:
         point = launched.way.arrange(launched, members or everyone, identity, timeout)
-    meeting = ranks.meet(identity, point, _wanted_links, timeout, begin_tls)
-    table = meeting.table if is_whole else meeting.table.of_part()
+    meeting = ranks.meet(identity, point, _wanted_links, timeout, begin_tls, cancel)
+    is_placed = is_whole and knows_place
+    table = meeting.table if is_placed else meeting.table.of_part()
     own = table.ranks[world.rank]
     world = dataclasses.replace(
         world, job=table.job, local_rank=own.local_rank, local_size=own.local_size
@@ -424,6 +447,20 @@ def _files_of_part(
     )
 
 
+def _files_of_generation(
+    given: settings.Settings, timeline: settings.Timeline, told: renewal.Renewal
+) -> tuple[settings.Settings, settings.Timeline]:
+    """Gives a job that goes on files of its own, and none to a rank that is new.
+
+    What autotuning has found is for the next job too.
+    """
+    if told.is_new:
+        given = dataclasses.replace(given, autotune_log=b"")
+        return given, dataclasses.replace(timeline, path="")
+    path = timeline.path and files.of_generation(timeline.path, told.generation)
+    return given, dataclasses.replace(timeline, path=path)
+
+
 @contextlib.contextmanager
 def _leaving_on_error() -> Iterator[None]:
     try:
@@ -438,23 +475,31 @@ def _start_recording(
     world: environment.World,
     meeting: Meeting | None,
     timeline: settings.Timeline,
+    is_again: bool,
 ) -> None:
-    """Begins this rank's recording and the timeline, as far as they are wanted."""
-    # A part of the processes has no recording: khvdrun has made one folder.
-    folder = settings.report() if world.size == launched.size else ""
+    """Begins this rank's recording and the timeline, as far as they are wanted.
+
+    Where the rank goes on in another job, they are not worth that one's end.
+    """
+    # A part of the processes has no recording: khvdrun has made one folder. Nor has a
+    # rank that is new: it is in no job so far.
+    is_whole = world.size == launched.size and not arrival.is_new()
+    folder = settings.report() if is_whole else ""
     is_recorded = bool(folder) if meeting is None else meeting.table.recorded
-    measured = capacity.measure() if is_recorded and world.size > 1 else None
-    if folder and world.rank != 0 and not files.is_of_this_host(folder):
-        # mpirun gives the folder to the ranks of all hosts.
+    measured = None
+    if is_recorded and world.size > 1 and not is_again:
+        measured = capacity.measure()
+    if folder and not files.is_of_this_host(folder):
+        # Ranks of all hosts get it, from mpirun or where they go on.
         folder = ""
     # At once: the other ranks continue, and earlier submissions are not recorded.
     if folder:
         path = os.fsencode(os.path.join(folder, files.TIMES))
-        with _needing_room("recording"):
+        with _recording_or_not("recording", is_again):
             basics.check(native.engine().khvd_start_recording(path))
     if timeline.path:
         path, marks = os.fsencode(timeline.path), timeline.mark_cycles
-        with _needing_room("timeline"):
+        with _recording_or_not("timeline", is_again):
             basics.check(native.engine().khvd_start_timeline(path, marks))
     if folder:
         # It takes NumPy.
@@ -462,17 +507,20 @@ def _start_recording(
 
         ranks_of_job = [] if meeting is None else meeting.table.places()
         place = world.rank, world.size, launched.local_rank
-        with _needing_room("recording"):
+        with _recording_or_not("recording", is_again):
             recorder.start(folder, *place, ranks_of_job, measured)
 
 
 @contextlib.contextmanager
-def _needing_room(what: str) -> Iterator[None]:
-    """Warns and goes on if there is no room for a recording or a timeline."""
+def _recording_or_not(what: str, is_again: bool) -> Iterator[None]:
+    """Warns and goes on if there is no room for a recording or a timeline.
+
+    Where the rank goes on in another job, it does so after any error.
+    """
     try:
         yield
     except (exceptions.KerasHvdError, OSError, ValueError) as error:
-        if not files.is_full(error):
+        if not is_again and not files.is_full(error):
             raise
         _warn_once(what, f"this job has no {what}, or a part of one: {error}")
 

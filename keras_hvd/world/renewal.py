@@ -3,12 +3,16 @@
 Each rank is connected as long as it runs a function of `elastic.run`. Both ends speak
 in lines of JSON:
 
+    rank:     meets       it joins the first job: rank 0's address, if it is that
+    khvdrun:  at          the address of rank 0
     rank:     here        it runs the function
     khvdrun:  others      new ranks wait for a place in its job
     rank:     waits       it has left its job, and wants a place in the next one
     khvdrun:  join        its place there, which also calls off a place before
+    khvdrun:  late        all wait for one, which does not come: who hears it stops
     rank:     joined, or could not
     khvdrun:  go          all have joined
+    khvdrun:  leave       the others go on without it
     khvdrun:  end         there is no next job, and why
 """
 
@@ -23,13 +27,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_hvd.world.rendezvous import unix_socket
-
-VARIABLE = "KERAS_HVD_RENEWAL"
-"""The variable of a rank that may go on in another job."""
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.job import settings
+from keras_hvd.job.later_jobs import VARIABLE
+from keras_hvd.world.launchers.variables import RENDEZVOUS
+from keras_hvd.world.rendezvous import address, listener, unix_socket
 
 _CHUNK_BYTES = 1 << 16
-_PREFIXES = "KERAS_HVD", "HOROVOD"
+
+# The variables of the place that this process took last.
+_taken: dict[str, str] = {}
+
+
+class Left(SystemExit):
+    """Ends a rank that is to leave its job, without an error."""
 
 
 @dataclass(frozen=True)
@@ -39,35 +50,41 @@ class Renewal:
     Args:
         name: the socket's.
         number: the rank's, as it was started.
+        slot: its number among those of its host.
+        address: of its host, if there are others; "" if there are none.
         gains: whether new ranks may join the job.
         is_new: whether this one is new itself, and still alone.
+        members: the number of ranks of the job that it comes to, as it was started.
+        generation: the number of the job that it is in, among those that ranks of this
+            `khvdrun` have gone on in, from 1.
 
     Example:
 
-    >>> variables = Renewal("khvdrun-7", 2, gains=True, is_new=True).variables()
-    >>> variables
-    {'KERAS_HVD_RENEWAL': 'khvdrun-7/2/gains/new'}
+    >>> variables = Renewal("khvdrun-7", 2, 0, is_new=True, members=3).variables()
     >>> of(variables)
-    Renewal(name='khvdrun-7', number=2, gains=True, is_new=True)
+    Renewal(name='khvdrun-7', number=2, slot=0, address='', gains=False, is_new=True, \
+members=3, generation=1)
     >>> of({})
     """
 
     name: str
     number: int
+    slot: int
+    address: str = ""
     gains: bool = False
     is_new: bool = False
+    members: int = 0
+    generation: int = 1
 
     def variables(self) -> dict[str, str]:
-        words = ["gains"] * self.gains + ["new"] * self.is_new
-        return {VARIABLE: "/".join([self.name, str(self.number), *words])}
+        return {VARIABLE: json.dumps(vars(self))}
 
 
 def of(variables: Mapping[str, str]) -> Renewal | None:
     """What these variables tell; None for a rank of a job that keeps its ranks."""
     if VARIABLE not in variables:
         return None
-    name, number, *words = variables[VARIABLE].split("/")
-    return Renewal(name, int(number), "gains" in words, "new" in words)
+    return Renewal(**json.loads(variables[VARIABLE]))
 
 
 class Words:
@@ -76,9 +93,9 @@ class Words:
     Example:
 
     >>> here, there = map(Words, socket.socketpair())
-    >>> here.say("join", rank=1)
+    >>> here.say("here", number=1)
     >>> there.hear()
-    {'word': 'join', 'rank': 1}
+    {'word': 'here', 'number': 1}
     >>> here._socket.send(b"GET / HTTP/1.1\\r\\n")
     16
     >>> there.hear()
@@ -94,6 +111,9 @@ class Words:
         return self._socket.fileno()
 
     def close(self) -> None:
+        """Ends it, although a forked process may have it too."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def are_there(self) -> bool:
@@ -122,13 +142,14 @@ class Words:
 
     def heard(self) -> Iterator[dict[str, Any]]:
         """The messages that have come, without a wait. Raises OSError like `hear`."""
-        if not self._receive():
-            raise ConnectionError("it has ended")
+        with contextlib.suppress(BlockingIOError):
+            if not self._receive(socket.MSG_DONTWAIT):
+                raise ConnectionError("it has ended")
         while b"\n" in self._read:
             yield self.hear()
 
-    def _receive(self) -> bool:
-        received = self._socket.recv(_CHUNK_BYTES)
+    def _receive(self, flags: int = 0) -> bool:
+        received = self._socket.recv(_CHUNK_BYTES, flags)
         self._read += received
         return bool(received)
 
@@ -139,8 +160,11 @@ def listen(name: str) -> socket.socket:
 
 
 def accept(listening: socket.socket) -> Words | None:
-    """The rank that has connected; None if it is a process of another user."""
-    connected, _ = listening.accept()
+    """The rank that has connected; None without one, or for another user's process."""
+    try:
+        connected, _ = listening.accept()
+    except BlockingIOError:
+        return None
     if unix_socket.is_own(connected):
         return Words(connected)
     connected.close()
@@ -152,31 +176,77 @@ def connect(renewal: Renewal, turn: int) -> Words:
 
     `turn` is the number of the function that the rank runs, from 1.
     """
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    words = Words(dial(renewal.name))
     try:
-        connected.connect(b"\0" + f"{renewal.name}/renewal".encode())
-        words = Words(connected)
         words.say("here", number=renewal.number, turn=turn)
     except BaseException:
-        connected.close()
+        words.close()
         raise
     return words
 
 
-def place_of(rank: int, size: int, job: str) -> dict[str, str]:
-    """The variables of a rank's place in a job on this host.
+def dial(name: str) -> socket.socket:
+    """A connection with who listens at this name. Raises OSError."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.connect(b"\0" + f"{name}/renewal".encode())
+        if not unix_socket.is_own(connected):
+            raise PermissionError("it is a process of another user")
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
-    Example:
 
-    >>> place_of(0, 2, "khvdrun-7")["KERAS_HVD_LOCAL_SIZE"]
-    '2'
+def offer(renewal: Renewal) -> str:
+    """Where the ranks can meet if this one is rank 0; "" on one host.
+
+    Raises RendezvousError.
     """
-    values = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size}
-    names = [(f"{prefix}_{each}", each) for prefix in _PREFIXES for each in values]
-    return {**{name: str(values[each]) for name, each in names}, "KERAS_HVD_JOB": job}
+    return renewal.address and str(listener.listen_early(renewal.address))
 
 
-def take_place(renewal: Renewal, place: Mapping[str, Any]) -> None:
-    """Makes a `join` message this process' place in its next job."""
-    os.environ.update(place_of(place["rank"], place["size"], place["job"]))
-    os.environ.update(dataclasses.replace(renewal, is_new=False).variables())
+def withdraw(offered: str) -> None:
+    """Stops listening there, unless this process is rank 0 and they have met."""
+    if offered:
+        for listening in listener.take_early(address.parse(offered)):
+            listening.close()
+
+
+def learn_where_to_meet() -> None:
+    """Sets where the ranks of the first job meet, if they are on several hosts.
+
+    Raises RendezvousError if `khvdrun` does not tell it within the time for joining.
+    """
+    told = of(os.environ)
+    if told is None or not told.address or told.is_new or RENDEZVOUS in os.environ:
+        return
+    is_first = os.environ["KERAS_HVD_RANK"] == "0"
+    timeout = settings.init_timeout()
+    try:
+        with contextlib.closing(dial(told.name)) as dialled:
+            dialled.settimeout(timeout)
+            words = Words(dialled)
+            words.say("meets", at=offer(told) if is_first else "")
+            os.environ[RENDEZVOUS] = words.hear()["at"]
+    except OSError as error:
+        raise RendezvousError(
+            f"rank {os.environ['KERAS_HVD_RANK']} on {socket.gethostname()} does not "
+            f"learn from khvdrun where rank 0 is, within {timeout:g} s: {error}"
+        ) from None
+
+
+def take_place(renewal: Renewal, variables: Mapping[str, str], generation: int) -> None:
+    """Makes what a `join` message tells this process' place in its next job."""
+    own = dataclasses.replace(renewal, is_new=False, generation=generation)
+    _taken.update(variables)
+    _taken.update(own.variables())
+    os.environ.update(_taken)
+
+
+def taken() -> Mapping[str, str]:
+    """The variables of the place that this process took last; none of its first.
+
+    The environment has them too, as long as the user's script does not change it.
+    """
+    return _taken

@@ -19,6 +19,9 @@ _BY_KHVDRUN = (
     "start the script on each node with khvdrun --nnodes N --node-rank K --rendezvous "
     "HOST:PORT -np RANKS"
 )
+_WHICH_READS_THEM = (
+    "start the script on each node with khvdrun -np RANKS, which reads such variables"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Sign:
 
     def __str__(self) -> str:
         return (
-            f"{self.said}, and keras_hvd does not read such variables: this process is "
+            f"{self.said}, and init() does not read such variables: this process is "
             f"a job of size 1, which trains alone. To have one job, {self.remedy}. If "
             "each shall train alone, set KERAS_HVD_REQUIRE_SIZE=1"
         )
@@ -52,9 +55,9 @@ def find(variables: Mapping[str, str]) -> Sign | None:
 
     Example:
 
-    >>> find({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "0"}).said
-    'FLUX_JOB_SIZE=4 says that Flux has started 4 processes'
-    >>> find({"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"}) is None
+    >>> find({"PMI_SIZE": "4", "PMI_RANK": "0"}).said
+    'PMI_SIZE=4 says that MPI has started 4 processes'
+    >>> find({"PMI_SIZE": "1", "PMI_RANK": "0"}) is None
     True
     """
     return next((sign for look in _LOOKS if (sign := look(variables))), None)
@@ -108,7 +111,7 @@ def _from_pytorchs(variables: Mapping[str, str]) -> Sign | None:
     return Sign(
         f"WORLD_SIZE={size} says that a launcher for PyTorch has started {size} "
         "processes or nodes",
-        f"{_BY_KHVDRUN}, or take torchrun",
+        f"{_WHICH_READS_THEM}, or take torchrun",
         rank == 0,
     )
 
@@ -126,7 +129,7 @@ def _from_pet(variables: Mapping[str, str]) -> Sign | None:
             return Sign(
                 f"{name}={variables[name]} says that torchrun is to start up to "
                 f"{count} {what}",
-                f"{_BY_KHVDRUN}, or take torchrun",
+                f"{_WHICH_READS_THEM}, or take torchrun",
                 number in (0, None),
             )
     return None
@@ -139,7 +142,7 @@ def _from_sagemaker(variables: Mapping[str, str]) -> Sign | None:
     own = variables.get("SM_CURRENT_HOST")
     return Sign(
         f"SM_HOSTS says that SageMaker has started {len(hosts)} nodes",
-        _BY_KHVDRUN,
+        _WHICH_READS_THEM,
         own == hosts[0] or own not in hosts,
     )
 
@@ -158,7 +161,7 @@ def _from_cluster(
     first = next(kind for kind in kinds if nodes[kind])
     return Sign(
         f"{name} says that the cluster has {count} nodes that train",
-        _BY_KHVDRUN,
+        _WHICH_READS_THEM,
         own is None or (own == first and _number(str(task.get("index"))) == 0),
     )
 
@@ -191,14 +194,6 @@ def _sequence(given: Any) -> list[Any]:
 
 # The more special ones come first: some also set variables of others.
 _LOOKS: tuple[Callable[[Mapping[str, str]], Sign | None], ...] = (
-    _Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    _Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    _Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    _Launcher(
-        *("Cray PALS", "PMI_RANK", "PMI_SIZE"),
-        marks=("PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_APID"),
-    ),
-    _Launcher("Cray PALS", "PALS_RANKID", None),
     # A shell of salloc passes on the variables of its own step.
     _Launcher("MPI", "PMI_RANK", "PMI_SIZE", excluding=("SLURM_JOB_ID",)),
     _Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),

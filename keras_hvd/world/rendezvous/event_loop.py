@@ -38,8 +38,10 @@ def _suspend(wait: _Wait) -> Generator[_Wait, bool, bool]:
     return (yield wait)
 
 
-async def ready(waited_for: socket.socket, event: int, deadline: float) -> bool:
+async def ready(waited_for: socket.socket | int, event: int, deadline: float) -> bool:
     """Waits until a socket can be read or written; False after the deadline.
+
+    `waited_for` may be its descriptor.
 
     Example:
 
@@ -49,9 +51,9 @@ async def ready(waited_for: socket.socket, event: int, deadline: float) -> bool:
     >>> EventLoop().run(ready(here, READ, deadline=math.inf))
     True
     """
-    return await _suspend(
-        _Wait(descriptor=waited_for.fileno(), event=event, deadline=deadline)
-    )
+    if isinstance(waited_for, socket.socket):
+        waited_for = waited_for.fileno()
+    return await _suspend(_Wait(descriptor=waited_for, event=event, deadline=deadline))
 
 
 async def until(condition: Callable[[], bool], deadline: float) -> bool:
@@ -129,6 +131,11 @@ class EventLoop:
     def fileno(self) -> int:
         """The descriptor that another loop watches for reading, to call `poll` then."""
         return self._selector.fileno()
+
+    @property
+    def next_time(self) -> float:
+        """When `poll` has something to do, by `time.monotonic`; infinite if never."""
+        return self._next_deadline()
 
     def poll(self) -> None:
         """Runs coroutines as far as they come without waiting for anything."""

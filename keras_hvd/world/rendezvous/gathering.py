@@ -41,8 +41,11 @@ _MOST_ANSWER_BYTES_PER_MEMBER = 1 << 12
 _MOST_NAMED = 20
 
 # The only keys of messages that are not the members' own.
-_REFUSED = "refused"
+REFUSED = "refused"
 FAILED = "failed"
+
+# Hosts whose number is fixed, and hosts that may come and go, at the same place.
+_OF_HOSTS = {Purpose.NODES, Purpose.HOSTS}
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,12 @@ class Group:
             return f"{self.member} {shown[0]}"
         return f"{self.member}s {', '.join(shown[:-1])} and {shown[-1]}"
 
+    def is_expected(self, theirs: Hello) -> bool:
+        """Whether one may come to member 0, if only to learn why it is refused."""
+        is_here = theirs.receiver == 0 and theirs.sender > 0
+        own = _OF_HOSTS if self.purpose in _OF_HOSTS else {self.purpose}
+        return is_here and theirs.purpose in own
+
     def sources(self) -> list[str]:
         """IP addresses of the interfaces that the user named; none: any."""
         return network_interfaces.sources(self.interfaces)
@@ -133,13 +142,13 @@ class RendezvousServer:
         self._keeps = False
         self._listener = Listener(
             loop,
-            connection.proving(group.key, group.tls, self._is_expected),
+            connection.proving(group.key, group.tls, group.is_expected),
             self._welcome,
         )
 
     async def open(self) -> None:
         """Listens at the group's address. Raises RendezvousError."""
-        for each in await _listen_for(self._group, self._deadline):
+        for each in await listen_for(self._group, self._deadline):
             self.listening_at.append(each.getsockname()[0])
             self._listener.start(each)
 
@@ -191,7 +200,7 @@ class RendezvousServer:
         for member in [*self._members.values(), *self._surplus]:
             member.proven.stream.deadline = patience
             with contextlib.suppress(OSError):
-                await member.proven.send({_REFUSED: text})
+                await member.proven.send({REFUSED: text})
         raise RendezvousError(text)
 
     async def _until(
@@ -205,10 +214,6 @@ class RendezvousServer:
         if not is_in_time:
             await self.refuse(reason())
 
-    def _is_expected(self, theirs: Hello) -> bool:
-        is_here = theirs.receiver == 0 and theirs.sender > 0
-        return is_here and theirs.purpose == self._group.purpose
-
     async def _welcome(self, proven: ProvenConnection) -> None:
         try:
             await self._serve(proven)
@@ -219,7 +224,7 @@ class RendezvousServer:
     async def _serve(self, proven: ProvenConnection) -> None:
         name = f"{self._group.member} {proven.peer}"
         its = f"{name} ({proven.host})"
-        difference = _difference(its, proven, f"{self._group.member} 0", self._group)
+        difference = await refusal(its, proven, self._group)
         if difference:
             self.fail(difference)
             return
@@ -290,18 +295,7 @@ class RendezvousServer:
         return text + self._hints()
 
     def _hints(self) -> str:
-        hints = ""
-        for host, reason in self._listener.strangers.items():
-            hints += f". Connections from {host} were refused: {reason}"
-        is_local = all(Address(one, 0).is_loopback for one in self.listening_at)
-        hosts = [one.host for one in self._group.addresses]
-        if is_local and not all(map(_is_loopback_by_name, hosts)):
-            hints += (
-                f". Here {' or '.join(hosts)} means {self.listening_at[0]}, "
-                "which other hosts cannot reach: give an IP address, or name the "
-                "interface by KERAS_HVD_NETWORK_INTERFACES"
-            )
-        return hints
+        return hints(self._group, self._listener, self.listening_at)
 
     def _not_ready(self) -> str:
         missing = [n for n, member in self._members.items() if not member.said]
@@ -345,7 +339,7 @@ class RendezvousClient:
             ) from None
         self._opened.callback(proven.stream.close)
         own = f"{group.member} {group.number}"
-        difference = _difference(host, proven, own, group)
+        difference = difference_of(host, proven, own, group)
         if difference:
             raise RendezvousError(difference)
         proven.stream.deadline = self._deadline + _VERDICT_SECONDS
@@ -412,8 +406,8 @@ class RendezvousClient:
             except OSError:
                 self._failure = f"{host} ended while the job was starting"
             else:
-                if _REFUSED in message:
-                    self._failure = str(message[_REFUSED])
+                if REFUSED in message:
+                    self._failure = str(message[REFUSED])
                 else:
                     self._messages.append(message)
 
@@ -430,7 +424,50 @@ def about_this_process() -> dict[str, Any]:
     return {"host_name": socket.gethostname(), "pid": os.getpid()}
 
 
-async def _listen_for(group: Group, deadline: float) -> list[socket.socket]:
+def hints(group: Group, listener: Listener[Any], listening_at: Sequence[str]) -> str:
+    """What member 0 knows of why others did not come, as more sentences.
+
+    Args:
+        group: the group.
+        listener: member 0's.
+        listening_at: its IP addresses.
+    """
+    text = ""
+    for host, reason in listener.strangers.items():
+        text += f". Connections from {host} were refused: {reason}"
+    is_local = all(Address(one, 0).is_loopback for one in listening_at)
+    hosts = [one.host for one in group.addresses]
+    if is_local and listening_at and not all(map(_is_loopback_by_name, hosts)):
+        text += (
+            f". Here {' or '.join(hosts)} means {listening_at[0]}, which other hosts "
+            "cannot reach: give an IP address, or name the interface by "
+            "KERAS_HVD_NETWORK_INTERFACES"
+        )
+    return text
+
+
+async def refusal(its: str, proven: ProvenConnection, group: Group) -> str:
+    """Explains why member 0 cannot go on with another one; "" if it can.
+
+    The other one then knows it too: it finds it by itself, or is told.
+    """
+    difference = difference_of(its, proven, f"{group.member} 0", group)
+    if difference or proven.purpose == group.purpose:
+        return difference
+    theirs, own = "with", "without"
+    if group.purpose == Purpose.HOSTS:
+        theirs, own = own, theirs
+    text = (
+        f"{its} was started {theirs} a range of --nnodes, as 2:4, or --min-np, and "
+        f"{group.member} 0 {own}: give all hosts the same options"
+    )
+    proven.stream.deadline = time.monotonic() + _VERDICT_SECONDS
+    with contextlib.suppress(OSError):
+        await proven.send({REFUSED: text})
+    return text
+
+
+async def listen_for(group: Group, deadline: float) -> list[socket.socket]:
     """Listens at the group's address, as soon as this host has it.
 
     The name of a pod may be unknown for half a minute after its start, or be that of
@@ -474,7 +511,7 @@ _ADVICE = (
 )
 
 
-def _difference(its: str, proven: ProvenConnection, own: str, group: Group) -> str:
+def difference_of(its: str, proven: ProvenConnection, own: str, group: Group) -> str:
     """Explains why this process cannot go on with another one; "" if it can."""
     if proven.version != __version__:
         return (

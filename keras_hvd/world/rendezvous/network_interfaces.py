@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import socket
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.job.system_files import lines_of
+from keras_hvd.world.rendezvous import address
+from keras_hvd.world.rendezvous.address import Address
 
 _SIOCGIFADDR = 0x8915
 # struct ifreq: a name, and a sockaddr_in with the address at its fifth byte.
@@ -86,6 +89,31 @@ def reachable(names: Sequence[str]) -> list[str]:
     return others or own
 
 
+def reached_as(names: Sequence[str], interfaces: Sequence[str]) -> str:
+    """The IP address of this host by which others know it.
+
+    Args:
+        names: of this host, as others call it, the best one first.
+        interfaces: those that the user has named; none: any.
+
+    Raises RendezvousError.
+
+    Example:
+
+    >>> reached_as(["127.0.0.1"], ["lo"])
+    '127.0.0.1'
+    """
+    own = reachable(interfaces)
+    # Behind an address translation it is not this host's, and Debian gives a host's own
+    # name an address that no other host reaches.
+    for name in names:
+        with contextlib.suppress(OSError):
+            for seen in address.resolve(Address(name.strip("[]"), 0)):
+                if seen.host in own:
+                    return seen.host
+    return own[0]
+
+
 def found(name: str) -> list[str]:
     """The IP addresses of an interface, if it has any.
 
@@ -137,9 +165,9 @@ def _ipv6(name: str) -> list[str]:
     global_ones = []
     # A kernel may have no IPv6.
     for digits, *_, interface in map(str.split, lines_of("/proc/net/if_inet6")):
-        address = ipaddress.IPv6Address(int(digits, 16))
+        own = ipaddress.IPv6Address(int(digits, 16))
         # Link-local addresses need the interface's number as well, which differs by
         # host.
-        if interface == name and not address.is_link_local:
-            global_ones.append(str(address))
+        if interface == name and not own.is_link_local:
+            global_ones.append(str(own))
     return global_ones

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import secrets
 import socket
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keras_hvd.exceptions import RendezvousError
 from keras_hvd.world.rendezvous import (
     event_loop,
     gathering,
@@ -88,10 +90,12 @@ def meet(
     wanted_links: WantedLinks,
     timeout: float,
     tls: BeginTls | None = None,
+    cancel: int | None = None,
 ) -> Meeting:
     """Waits for the other ranks, and connects with those that `wanted_links` names.
 
-    All ranks return, or all raise RendezvousError with the reason.
+    All ranks return, or all raise RendezvousError with the reason. So does a rank that
+    has something to read at the descriptor `cancel`.
     """
     group = Group(
         member="rank",
@@ -109,7 +113,14 @@ def meet(
     loop = EventLoop()
     if point.telling is not None:
         loop.start(point.telling(loop))
+    if cancel is not None:
+        loop.start(_end_once_readable(cancel))
     return _Rank(loop, identity, group, point.secret, wanted_links).meet()
+
+
+async def _end_once_readable(cancel: int) -> None:
+    await event_loop.ready(cancel, event_loop.READ, math.inf)
+    raise RendezvousError("the start was cancelled before all ranks had met")
 
 
 @dataclass

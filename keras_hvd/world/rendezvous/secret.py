@@ -12,6 +12,7 @@ import stat
 from collections.abc import Mapping, MutableMapping
 
 from keras_hvd.exceptions import RendezvousError
+from keras_hvd.job import settings
 
 VARIABLE = "KERAS_HVD_SECRET"
 FILE_VARIABLE = "KERAS_HVD_SECRET_FILE"
@@ -48,13 +49,14 @@ class Secret:
     keras_hvd.exceptions.RendezvousError: the secret has 9 bytes, and needs 16 or ...
     """
 
-    def __init__(self, content: bytes, source: str = "the secret"):
+    def __init__(self, content: bytes, source: str = "the secret", job_id: str = ""):
         if len(content) < _LEAST_BYTES:
             raise RendezvousError(
                 f"{source} has {len(content)} bytes, and needs {_LEAST_BYTES} or more: "
                 f"{HOW}"
             )
         self._content = content
+        self._job_id = job_id
 
     def __repr__(self) -> str:
         return "Secret(...)"
@@ -62,6 +64,8 @@ class Secret:
     def key(self, job: str) -> bytes:
         """The key for proofs and messages of one job."""
         text = b"keras_hvd rendezvous\0" + job.encode()
+        if self._job_id:
+            text += b"\0" + os.fsencode(self._job_id)
         return hmac.digest(self._content, text, "sha256")
 
 
@@ -80,10 +84,11 @@ def read(variables: Mapping[str, str]) -> Secret:
         raise RendezvousError(
             f"both {VARIABLE} and {FILE_VARIABLE} are set: unset one of them"
         )
+    job_id = settings.job_id(variables)
     if path:
-        return Secret(_read_file(path).strip(), f"{FILE_VARIABLE}={path!r}")
+        return Secret(_read_file(path).strip(), f"{FILE_VARIABLE}={path!r}", job_id)
     if text:
-        return Secret(os.fsencode(text).strip(), VARIABLE)
+        return Secret(os.fsencode(text).strip(), VARIABLE, job_id)
     raise RendezvousError(
         f"a job on several hosts needs a secret, so that nobody else joins it: {HOW}"
     )

@@ -1,0 +1,243 @@
+"""The hosts that have joined an elastic job, each by a `khvdrun` of its own.
+
+The first host's `khvdrun` listens for the others. One that joins says how many ranks it
+has room for, and then waits to be asked to start them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import select
+import time
+from typing import Any
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.launch.hosts import HostSlots
+from keras_hvd.world.rendezvous import address as addresses
+from keras_hvd.world.rendezvous import connection, event_loop, gathering
+from keras_hvd.world.rendezvous.connection import BeginTls, ProvenConnection
+from keras_hvd.world.rendezvous.event_loop import EventLoop
+from keras_hvd.world.rendezvous.gathering import Group
+from keras_hvd.world.rendezvous.listener import Listener
+from keras_hvd.world.rendezvous.messages import MessageError
+from keras_hvd.world.rendezvous.nodes import Node, NotMetError
+from keras_hvd.world.rendezvous.proof import Purpose
+from keras_hvd.world.rendezvous.secret import Secret
+
+ALIVE_SECONDS = 2.0
+"""Between two signs of life, in both directions."""
+
+PATIENCE_SECONDS = 15.0
+"""Without one, the other host is gone."""
+
+MOST_BYTES = 1 << 16
+"""Of a message."""
+
+# The other end may be gone.
+_END_SECONDS = 2.0
+
+_MOST_SLOTS = 1 << 16
+
+_TWICE = (
+    "a host with --node-rank {} is in the job: give each host a number of its own; if "
+    f"this one has come back, try again in {PATIENCE_SECONDS:g} s"
+)
+
+
+class _Host:
+    """Another host, as long as it is connected."""
+
+    def __init__(self, proven: ProvenConnection, slots: int):
+        self.proven = proven
+        self.slots = slots
+        self._to_say: list[dict[str, Any]] = []
+
+    async def say(self, message: dict[str, Any]) -> None:
+        """Sends a message, after those before. Who receives notices a loss."""
+        self._to_say.append(message)
+        if len(self._to_say) > 1:
+            return
+        with contextlib.suppress(OSError):
+            while self._to_say:
+                await self.proven.send(self._to_say[0])
+                del self._to_say[0]
+
+
+class JoinedHosts:
+    """The hosts that have joined so far.
+
+    Only one process may use it. Others that have inherited its connections keep them
+    open.
+
+    Args:
+        node: this host, and how many are waited for at first.
+        secret: that of all hosts.
+        timeout: seconds that it waits for them.
+        tls: begins TLS, if that is wanted.
+    """
+
+    def __init__(
+        self, node: Node, secret: Secret, timeout: float, tls: BeginTls | None
+    ):
+        self.place = addresses.parse(node.rendezvous)
+        """Where this host listens."""
+        self._own = HostSlots("", node.ranks)
+        self._count = node.count
+        self._group = Group(
+            member="node",
+            purpose=Purpose.HOSTS,
+            number=0,
+            count=node.count,
+            addresses=[self.place],
+            key=secret.key(""),
+            timeout=timeout,
+            interfaces=node.interfaces,
+            tls=tls,
+        )
+        # Another try does not change a malformed name.
+        self._group.sources()
+        self._loop = EventLoop()
+        proving = connection.proving(self._group.key, tls, self._group.is_expected)
+        self._listener = Listener(self._loop, proving, self._welcome)
+        self._listening_at: list[str] = []
+        self._hosts: dict[str, _Host] = {}
+        self._times: collections.Counter[int] = collections.Counter()
+        self._has_changed = False
+
+    def wait_for_all(self, least: int) -> list[HostSlots]:
+        """The hosts, once there are as many as are wanted, with so many slots.
+
+        Raises NotMetError.
+        """
+        deadline = time.monotonic() + self._group.timeout
+        self._loop.start(self._open(deadline))
+        while True:
+            try:
+                self._loop.poll()
+            except RendezvousError as error:
+                raise NotMetError(str(error)) from None
+            if len(self.named) >= self._count and self._slots >= least:
+                break
+            self._wait_until(deadline)
+            if time.monotonic() > deadline:
+                why = self._missing(least)
+                self._tell_all({"refused": why})
+                raise NotMetError(why)
+        self._has_changed = False
+        return self.named
+
+    @property
+    def _slots(self) -> int:
+        return sum(each.slots or 0 for each in self.named)
+
+    def _missing(self, least: int) -> str:
+        """Why it waits no longer."""
+        return (
+            f"node 0, at {self._group.place}, waited {self._group.timeout:g} s, and "
+            f"{len(self.named)} of {self._count} hosts are there, with "
+            f"{self._slots} of {least} ranks: start khvdrun on the others within "
+            "--start-timeout (KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at their own "
+            f"errors{gathering.hints(self._group, self._listener, self._listening_at)}"
+        )
+
+    @property
+    def named(self) -> list[HostSlots]:
+        """The hosts that there are, this one first."""
+        by_number = sorted(self._hosts.items(), key=lambda each: each[1].proven.peer)
+        others = [HostSlots(name, each.slots) for name, each in by_number]
+        return [self._own, *(each for each in others if each.slots)]
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `poll` has something to do."""
+        return self._loop.fileno()
+
+    @property
+    def next_time(self) -> float:
+        """When `poll` has something to do at the latest, by `time.monotonic`."""
+        return self._loop.next_time
+
+    def poll(self) -> bool:
+        """Hears the hosts; returns whether there are others than before.
+
+        Raises RendezvousError once no other one can join.
+        """
+        self._loop.poll()
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
+
+    def ask(self, host: str, message: dict[str, Any]) -> None:
+        """Sends a host a message, if it is still there."""
+        if host in self._hosts:
+            self._loop.start(self._hosts[host].say(message))
+            self._loop.poll()
+
+    def end(self, code: int) -> None:
+        """Tells all hosts how the job has ended."""
+        self._tell_all({"end": code})
+        self._loop.close()
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        """Tells all hosts the last that there is to say."""
+        for name in [*self._hosts]:
+            self.ask(name, message)
+        deadline = time.monotonic() + _END_SECONDS
+        while self._hosts and time.monotonic() < deadline:
+            # They end the connection.
+            self._wait_until(deadline)
+            with contextlib.suppress(RendezvousError):
+                self._loop.poll()
+
+    def _wait_until(self, deadline: float) -> None:
+        """Waits until there is something to do, or for the deadline."""
+        seconds = min(self._loop.next_time, deadline) - time.monotonic()
+        select.select([self._loop], [], [], max(0.0, seconds))
+
+    async def _open(self, deadline: float) -> None:
+        for each in await gathering.listen_for(self._group, deadline):
+            self._listening_at.append(each.getsockname()[0])
+            self._listener.start(each)
+
+    async def _welcome(self, proven: ProvenConnection) -> None:
+        # A host that is lost needs to know nothing.
+        lost = contextlib.suppress(OSError, MessageError)
+        with contextlib.closing(proven.stream), lost:
+            await self._serve(proven)
+
+    async def _serve(self, proven: ProvenConnection) -> None:
+        its = f"node {proven.peer} ({proven.host})"
+        refusal = await gathering.refusal(its, proven, self._group)
+        if refusal:
+            self._listener.strangers[proven.host] = refusal
+            return
+        proven.stream.deadline = time.monotonic() + PATIENCE_SECONDS
+        told = await proven.receive(MOST_BYTES)
+        slots, host_name = told.get("ranks"), told.get("host_name")
+        if type(slots) is not int or not 0 < slots <= _MOST_SLOTS:
+            return
+        if any(each.proven.peer == proven.peer for each in self._hosts.values()):
+            await proven.send({"refused": _TWICE.format(proven.peer)})
+            return
+        # What has happened on it before counts no more.
+        self._times[proven.peer] += 1
+        again = "-" + str(self._times[proven.peer])
+        name = f"node{proven.peer}{again if again != '-1' else ''}@{host_name}"
+        host = self._hosts[name] = _Host(proven, slots)
+        self._has_changed = True
+        alive = self._loop.start(_show_life(host))
+        try:
+            while True:
+                proven.stream.deadline = time.monotonic() + PATIENCE_SECONDS
+                if "leaves" in await proven.receive(MOST_BYTES):
+                    host.slots = 0
+                    self._has_changed = True
+        finally:
+            self._loop.cancel(alive)
+            del self._hosts[name]
+            self._has_changed = True
+
+
+async def _show_life(host: _Host) -> None:
+    while True:
+        await event_loop.pause(ALIVE_SECONDS)
+        await host.say({"alive": True})
