@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import elastic_jobs
 import network
 import numpy as np
 import pytest
@@ -57,6 +58,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kill", range(kills - under_fit))
     if "fit_kill" in metafunc.fixturenames:
         metafunc.parametrize("fit_kill", range(under_fit))
+    if "forming_kill" in metafunc.fixturenames:
+        metafunc.parametrize("forming_kill", range(kills // 5))
     if "point_kill" in metafunc.fixturenames:
         metafunc.parametrize("point_kill", range(kills))
 
@@ -138,10 +141,11 @@ class Launcher:
             "text": True,
             **popen,
         }
+        before = popen.pop("before", ())
         command = [*KHVDRUN, *map(str, arguments)]
         if on is not None:
             command = on.command(command)
-        return Job(command, env=environment, **popen)
+        return Job([*map(str, before), *command], env=environment, **popen)
 
     def run(
         self, *arguments: object, timeout: float = 60, input=None, **popen
@@ -191,12 +195,30 @@ def khvdrun() -> Iterator[Launcher]:
 
 
 @pytest.fixture(scope="module")
+def hosts() -> Iterator[list[network.Host]]:
+    """Three hosts for all tests of a module, unless it has its own."""
+    if why := network.unavailable():
+        pytest.skip(f"there can be no hosts: {why}")
+    with network.connected(3) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def two_hosts() -> Iterator[list[network.Host]]:
     """Two hosts for all tests of a module."""
     if why := network.unavailable():
         pytest.skip(f"there can be no hosts: {why}")
     with network.connected(2) as hosts:
         yield hosts
+
+
+@pytest.fixture
+def by_ssh(hosts, tmp_path):
+    """Real ssh to all `hosts` of a module; gives the variables that make it found."""
+    if not network.has_ssh():
+        pytest.skip("there is no sshd here")
+    with network.ssh(hosts, tmp_path) as variables:
+        yield variables
 
 
 @pytest.fixture
@@ -241,6 +263,12 @@ def is_mapped(path: str) -> bool:
             if path in maps.read_text():
                 return True
     return False
+
+
+@pytest.fixture(scope="session")
+def one_process() -> list[np.ndarray]:
+    """The weights of elastic_jobs.py after the training on one process."""
+    return elastic_jobs.weights_of_one_process()
 
 
 @pytest.fixture

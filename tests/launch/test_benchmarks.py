@@ -26,7 +26,7 @@ def benchmark(tmp_path):
         printed = python(f"{name}.py", "--output", tmp_path, *arguments)
         (written,) = tmp_path.glob("*.json")
         assert written.name == f"{name}.json"
-        if name != "hosts":
+        if name not in ("hosts", "elastic"):
             assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
         result = json.loads(written.read_text())
         assert python("report.py", written).strip() in printed
@@ -95,6 +95,36 @@ def test_hosts(benchmark):
     assert list(measured) == ["4 B", "16 B", "64 B"]
     assert all(row["keras_hvd"]["median"] > 0 for row in measured.values())
     assert "| 64 B" in printed
+
+
+def test_elastic(benchmark):
+    """Newcomers have no step before, and a host that vanishes takes its ranks."""
+    few = ["--trainings", "numpy", "--peers", "--deaths", 1, "--death-rounds", 1]
+    few += ["--megabytes", 32, "--joinings", 1]
+    few += ["--rounds", 1, "--steps", 2, "--batch", 8, "--commit", 1]
+    printed, result = benchmark("elastic", *few)
+    kinds = ["one host, NumPy and the C API"]
+    if not network.unavailable():
+        kinds += ["two hosts, NumPy and the C API"]
+        if network.has_ssh():
+            kinds += ["two hosts, one vanishes, NumPy and the C API"]
+    deaths = result["measured"]["deaths"]
+    assert list(deaths) == kinds
+    for found in deaths.values():
+        assert found["seconds"]["count"] == 1
+        assert found["seconds"]["median"] > 0
+        assert found["traces"] == 0
+    assert 0 < deaths[kinds[0]]["step"]["median"] < deaths[kinds[0]]["pause"]["median"]
+    assert all(each["median"] > 0 for each in result["measured"]["state"].values())
+    assert list(result["measured"]["speed"]) == [
+        "fit",
+        "elastic.fit",
+        "elastic.run, a commit every 1 batches",
+        "fit of from_arrays",
+        "elastic.fit, batches_per_commit=1",
+    ]
+    assert f"{kinds[0]}: until the others' next step, median" in requirements(result)
+    assert "| elastic.fit" in printed
 
 
 VARIANT = "one inter-op thread"

@@ -10,10 +10,13 @@ import pytest
 
 from keras_hvd.job import installed
 from keras_hvd.launch import command_line
+from keras_hvd.launch.usage import UsageError
 
 ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
 
 SECOND_OF_TWO = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "node0:29400"]
+
+SERVICE = ["--membership", "node0:29400"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,54 @@ SECOND_OF_TWO = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "node0:294
             ["--nnodes", "0", "-np", "1", "true"],
             "'0' is not a whole number from 1",
             id="no-nodes",
+        ),
+        pytest.param(
+            [*SERVICE, "--min-np", "1", "true"],
+            "--membership takes no command, and 'true' is one",
+            id="command-for-a-service",
+        ),
+        pytest.param(
+            [*SERVICE], "--membership needs --min-np", id="service-without-min-np"
+        ),
+        pytest.param(
+            [*SERVICE, "--min-np", "1", "--nnodes", "1:2"],
+            "--membership decides for others, without --nnodes",
+            id="service-and-nnodes",
+        ),
+        pytest.param(
+            [*SERVICE, "--min-np", "1", "-H", "localhost"],
+            "--membership decides for others, without -H",
+            id="service-and-hosts",
+        ),
+        pytest.param(
+            [*SERVICE, "--min-np", "3", "-np", "2"],
+            "--min-np 3 is more than -np 2",
+            id="service-with-min-np-too-large",
+        ),
+        pytest.param(
+            ["--membership", "node0", "--min-np", "1"],
+            "argument --membership: 'node0' is not HOST:PORT",
+            id="service-without-port",
+        ),
+        pytest.param(
+            ["--join", "node0:29400", "-np", "1"],
+            "no command given",
+            id="join-without-command",
+        ),
+        pytest.param(
+            ["--join", "node0:29400", "true"],
+            "how many processes",
+            id="join-without-np",
+        ),
+        pytest.param(
+            ["--join", "node0", "-np", "1", "true"],
+            "argument --join: 'node0' is not HOST:PORT",
+            id="join-without-port",
+        ),
+        pytest.param(
+            ["--join", "node0:29400", "-np", "1", "--min-np", "1", "true"],
+            "--join takes part in the job of others, without --min-np",
+            id="join-and-min-np",
         ),
         pytest.param(
             ["--network-interfaces", "eth0,", "-np", "1", "true"],
@@ -262,6 +313,47 @@ def test_help_documents_the_defaults_in_force():
     declared = command_line.Options(check_build=False)
     assert options.term_after == declared.term_after == 5
     assert options.kill_after == declared.kill_after == 5
+
+
+FIRST_OF_TWO_TO_FOUR = "--nnodes 2:4 --node-rank 0 --rendezvous node0:29400 -np 3"
+
+
+def test_a_dry_run_of_hosts_that_may_come_waits_for_none(khvdrun):
+    ended = khvdrun.run(*FIRST_OF_TWO_TO_FOUR.split(), "--dry-run", "true")
+    assert (ended.returncode, ended.stdout) == (0, "3 times on this host: true\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ("", 6, 12),
+        ("--min-np 1", 1, 12),
+        ("--min-np 12", 12, 12),
+        ("--max-np 7", 6, 7),
+        ("--min-np 4 --max-np 20", 4, 20),
+    ],
+)
+def test_hosts_that_may_come_set_the_limits_that_are_not_given(options, least, most):
+    words = f"{FIRST_OF_TWO_TO_FOUR} {options} true"
+    found = command_line.read(words.split())
+    assert (found.least_ranks, found.most_ranks, found.ranks) == (least, most, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            "--min-np 13",
+            "--min-np 13 is more than --max-np 12, which is the most hosts",
+        ),
+        ("--max-np 5", "--min-np 6 is more than --max-np 5"),
+        ("--min-np 1 --max-np 2", "--max-np 2 is less than -np 3"),
+    ],
+)
+def test_limits_that_contradict_the_hosts_are_refused(options, why):
+    words = f"{FIRST_OF_TWO_TO_FOUR} {options} true"
+    with pytest.raises(UsageError, match=why):
+        command_line.read(words.split())
 
 
 def test_says_how_to_install_what_a_report_takes(monkeypatch, capsys, tmp_path):

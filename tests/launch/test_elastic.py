@@ -5,14 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-
-SCRIPT = Path(__file__).parent / "ranks" / "elastic.py"
-STEPS, ROWS = 20, 12
+from elastic_jobs import COUNTS, SCRIPT, check, check_weights
 
 
 @pytest.fixture
@@ -34,40 +31,6 @@ def train(khvdrun, tmp_path):
         return ended, sorted(seen, key=lambda each: each["rank"])
 
     return run
-
-
-@pytest.fixture(scope="module")
-def one_process():
-    """The weights after the same training on one process of plain Keras."""
-    floatx = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    try:
-        rng = np.random.default_rng(7)
-        x, y = rng.normal(size=(STEPS * ROWS, 3)), rng.normal(size=(STEPS * ROWS, 1))
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.1), "mse")
-        model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
-        return [each.numpy() for each in model.weights]
-    finally:
-        keras.config.set_floatx(floatx)
-
-
-def check(seen, one_process, sizes):
-    assert [each["rank"] for each in seen] == [*range(sizes[-1])]
-    for each in seen:
-        assert each["sizes"] == sizes
-        # Batches of each size have their own shape, once.
-        assert each["traces"] <= 2
-    check_weights(seen, one_process)
-
-
-def check_weights(seen, one_process):
-    for each in seen:
-        assert each["step"] == STEPS
-        for found, expected in zip(each["weights"], one_process, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
-        assert each["weights"] == seen[0]["weights"]
 
 
 def test_the_others_go_on(train, one_process, tmp_path):
@@ -116,9 +79,6 @@ def test_one_that_is_stopped_is_killed(train, one_process):
     )
 
 
-# Of khvdrun alone: a process without TensorFlow starts in a tenth of the time.
-COUNTS = {"COUNTS": "1"}
-
 AGAIN = "--blacklist-cooldown-range", "0", "0"
 
 
@@ -129,9 +89,7 @@ def test_one_that_died_is_started_again_and_joins(train, one_process):
     assert [each["sizes"] for each in seen] == [[4, 3, 4]] * 3 + [[4]]
     check_weights(seen, one_process)
     assert "3 ranks are left; it is started again after 0 s\n" in ended.stderr
-    assert (
-        "those that were started as 0, 2, 3, 1; rank 1 started again\n" in ended.stderr
-    )
+    assert "those that were started as 0, 2, 3, 1; rank 1 is new\n" in ended.stderr
 
 
 def test_those_that_are_too_few_wait_for_it(train, one_process):
@@ -161,7 +119,7 @@ def test_one_that_ends_at_each_start_is_given_up(train):
     ended, seen = train(*AGAIN, 3, "5", "3new", "start", minimum=4, **COUNTS)
     assert ended.returncode == 128 + signal.SIGKILL
     assert seen == []
-    failed = "ended with exit code 3 before it had joined: it is "
+    failed = "ended with exit code 3 before it had joined; it is "
     assert ended.stderr.count(failed + "started again after 0 s") == 2
     assert failed + "not started again, after 3 such ends" in ended.stderr
     assert "the job does not go on: 3 are fewer than --min-np 4" in ended.stderr
@@ -184,6 +142,16 @@ def test_one_that_is_stopped_as_it_joins_is_killed(train):
     assert ended.stderr.count(" does not join the others: it is killed\n") == 1
 
 
+def test_one_that_dies_as_soon_as_it_has_joined_is_waited_for(train):
+    """What the others say of that job, which came too late, counts no more."""
+    words = *AGAIN, 3, "5", "3new", "joined"
+    ended, seen = train(*words, minimum=4, MEMBERS="4", **COUNTS)
+    assert ended.returncode == 0, ended.stderr
+    assert {each["sizes"][-1] for each in seen} == {4}
+    assert {size for each in seen for size in each["sizes"]} == {4}
+    assert "goes on with 4 of 4 ranks" in ended.stderr
+
+
 def test_one_with_another_state_fails_alone(train):
     ended, seen = train(*AGAIN, 1, "5", "1new", "other", MEMBERS="4", **COUNTS)
     assert ended.returncode == 0, ended.stderr
@@ -192,6 +160,18 @@ def test_one_with_another_state_fails_alone(train):
         "ValueError: the state of rank 3 differs from rank 0's: value of a rank here "
         "is nothing there"
     ) in ended.stderr
+
+
+def test_training_does_not_begin_anew_when_all_are_gone_that_had_its_state(
+    khvdrun, tmp_path
+):
+    """The only one dies when another one has joined, before it has sent its state."""
+    options = "-np", 1, "--min-np", 1, "--max-np", 2
+    program = sys.executable, SCRIPT, tmp_path, 0, "0^"
+    ended = khvdrun.run(*options, *program, env={**COUNTS, "MEMBERS": "2"})
+    assert ended.returncode == 1
+    assert [*tmp_path.glob("*.json")] == []
+    assert "the ranks that had the state of this training have died" in ended.stderr
 
 
 def test_the_limit_counts_changes(train):
@@ -309,8 +289,14 @@ def test_an_interrupt_ends_it(khvdrun, tmp_path):
     [
         (("--min-np", "5"), "--min-np 5 is more than -np 4"),
         (("--min-np", "0"), "'0' is not a number of processes"),
-        (("--min-np", "2", "--status", "0"), "does not go with --status"),
-        (("--min-np", "2", "--max-np", "6"), "no more ranks than -np says"),
+        (("--min-np", "2", "-H", "a:4", "--status", "0"), "name this host first"),
+        (("--min-np", "2", "--max-np", "3"), "--max-np 3 is less than -np 4"),
+        (("--min-np", "2", "--mpi-args=-x A"), "no mpirun runs underneath"),
+        (
+            ("--min-np", "2", "-H", "a:4", "--host-discovery-script", "b"),
+            "give no -H or --hostfile as well",
+        ),
+        (("--min-np", "2", "-H", "a:3"), "more processes than the 3 slots given"),
     ],
 )
 def test_what_is_refused(khvdrun, options, why):

@@ -199,6 +199,46 @@ def test_on_one_host_mpi_is_left_alone(mpi, two_hosts, tmp_path):
     assert [place["mpi4py"] for place in places(run(command, tmp_path))] == [False] * 2
 
 
+# What launchers of related MPIs tell, for a shell under those that are here.
+PALS = """\
+export PALS_RANKID=$PMI_RANK
+export PMI_LOCAL_RANK=$MPI_LOCALRANKID PMI_LOCAL_SIZE=$MPI_LOCALNRANKS
+unset MPI_LOCALRANKID MPI_LOCALNRANKS
+"""
+MPIRUN_RSH = """\
+export MV2_COMM_WORLD_RANK=$PMI_RANK MV2_COMM_WORLD_SIZE=$PMI_SIZE
+export MV2_COMM_WORLD_LOCAL_RANK=$MPI_LOCALRANKID
+export MV2_COMM_WORLD_LOCAL_SIZE=$MPI_LOCALNRANKS
+unset MPI_LOCALRANKID MPI_LOCALNRANKS
+"""
+JSRUN = """\
+for name in RANK SIZE LOCAL_RANK LOCAL_SIZE; do
+    eval "export JSM_NAMESPACE_$name=\\$OMPI_COMM_WORLD_$name"
+    unset OMPI_COMM_WORLD_$name
+done
+"""
+
+
+@pytest.mark.parametrize(
+    "found, renamed",
+    [(pypis_mpich, PALS), (pypis_mpich, MPIRUN_RSH), (debians_open_mpi, JSRUN)],
+    ids=["pals", "mpirun-rsh", "jsrun"],
+)
+def test_ranks_of_related_launchers_meet_by_mpi_too(
+    found, renamed, two_hosts, tmp_path
+):
+    script = tmp_path / "rank"
+    script.write_text(f'#!/bin/sh\n{renamed}exec "$@"\n')
+    script.chmod(0o755)
+    mpi = found(tmp_path)
+    words = (str(script), *PLACE)
+    command = mpi.command(two_hosts, (2, 1), words, MARK=str(tmp_path))
+    shown = places(run(command, tmp_path))
+    assert [one["local"] for one in shown] == [[0, 2], [1, 2], [0, 1]]
+    assert [one["host"] for one in shown] == ["host0", "host0", "host1"]
+    assert [one["mpi4py"] for one in shown] == [True] * 3
+
+
 def test_named_addresses_count_instead_of_mpi(mpi, two_hosts, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("only these ranks know this text")

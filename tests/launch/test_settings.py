@@ -154,10 +154,11 @@ def test_an_option_without_effect_is_explained_once(khvdrun, arguments):
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["--max-num-proc", "2"], "--max-num-proc: .*no more ranks than -np says"),
-        (["--host-discovery-script", "find"], "hosts that it begins with"),
+        (["--max-num-proc", "2"], "--max-np .* say with --min-np"),
+        (["--host-discovery-script", "find"], "--host-discovery-script .* say with"),
         (["--blacklist-cooldown-range", "1", "2"], "say with --min-np how many"),
         (["--elastic-timeout", "9"], "--elastic-timeout .* say with --min-np"),
+        (["--slots", "2"], "--slots .* say with --min-np"),
         (["--reset-limit", "0"], "--reset-limit .* say with --min-np"),
         (["--min-np", "1", "--blacklist-cooldown-range", "2", "1"], "2 1: the first"),
         (["--mpi-args=-x A"], "--mpi-args: no mpirun runs underneath: .*--bind-to"),

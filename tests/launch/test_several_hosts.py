@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import ctypes
+import json
 import os
 import pathlib
 import re
@@ -202,6 +203,17 @@ def test_a_wrong_secret_is_refused(start):
     assert "refuses node 1: it has another secret" in second
     assert "another secret of tests" not in first + second
     assert SECRET not in first + second
+
+
+def test_a_host_of_the_job_s_last_start_is_refused(start):
+    """A pod of it may be there a while longer, with the same secret."""
+    new = ("--job-id", "attempt 2", "-np", 1, *SHOW)
+    old = ("--job-id", "attempt 1", "-np", 1, "--start-timeout", "5", *SHOW)
+    first = start(0, 2, *new)
+    ((code, _, error),) = end(start(1, 2, *old))
+    assert code != 0
+    assert "refuses node 1: it has another secret, or another job's name" in error
+    assert [code for code, *_ in end(first, start(1, 2, *new))] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -494,6 +506,69 @@ def test_ranks_of_torchrun_meet_beside_its_store(khvdrun):
             store.accept()
     shown = [output for _, output, _ in ended]
     assert shown == ["111 0 2\n", "111 0 1\n", "111 1 2\n"], ended
+
+
+# Launchers that do not tell how many of the ranks are on a host.
+def by_flux(rank: int, local_rank: int, first: str) -> dict[str, str]:
+    return {
+        "FLUX_TASK_RANK": str(rank),
+        "FLUX_JOB_SIZE": "3",
+        "FLUX_TASK_LOCAL_ID": str(local_rank),
+        "FLUX_JOB_NNODES": "2",
+        "KERAS_HVD_RENDEZVOUS": f"{first}:29400",
+    }
+
+
+def by_pytorchs_variables(rank: int, local_rank: int, first: str) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": str(local_rank),
+        "MASTER_ADDR": first,
+        "MASTER_PORT": "6105",
+    }
+
+
+@pytest.mark.parametrize("launched", [by_flux, by_pytorchs_variables])
+def test_ranks_learn_how_many_are_on_their_host_as_they_meet(
+    khvdrun, two_hosts, launched
+):
+    own = {
+        **os.environ,
+        "KERAS_HVD_SECRET": SECRET,
+        "KERAS_HVD_SHARE_CORES": "1",
+        "KERAS_HVD_TEST_MARK": khvdrun.mark,
+        "PYTHONPATH": os.pathsep.join([RANKS, *sys.path]),
+    }
+    place = [sys.executable, os.path.join(RANKS, "place.py")]
+    # They alternate between the hosts.
+    started = [
+        subprocess.Popen(
+            two_hosts[rank % 2].command(place),
+            env={**own, **launched(rank, rank // 2, two_hosts[0].address)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    ended = end(*started)
+    assert [code for code, *_ in ended] == [0, 0, 0], ended
+    shown = [json.loads(output) for _, output, _ in ended]
+    assert [(one["rank"], one["size"]) for one in shown] == [(0, 3), (1, 3), (2, 3)]
+    assert [one["local"] for one in shown] == [[0, 2], [0, 1], [1, 2]]
+    assert [one["cross"] for one in shown] == [[0, 2], [1, 2], [0, 1]]
+    assert [one["mpi4py"] for one in shown] == [False] * 3
+
+
+def test_ranks_without_a_secret_are_told_how_to_have_one(khvdrun):
+    variables = by_pytorchs_variables(0, 0, "127.0.0.1")
+    joins = (sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
+    ended = subprocess.run(
+        joins, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "KERAS_HVD_SECRET_FILE" in ended.stderr
 
 
 # --- networks ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import slurm
+from elastic_jobs import COUNTS, SCRIPT
 
 RANKS = Path(__file__).parent / "ranks"
 PLACE = (sys.executable, RANKS / "place.py")
@@ -450,3 +451,18 @@ def _await_end(pid: int) -> None:
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, f"process {pid} does not end"
         time.sleep(0.02)
+
+
+def test_tasks_join_a_membership_service(cluster, tmp_path):
+    khvdrun = (sys.executable, "-m", "keras_hvd.launch")
+    place = f"{cluster.hosts[0].address}:29400"
+    variables = {"KERAS_HVD_SECRET": "the one of the service and the tasks", **COUNTS}
+    served = *khvdrun, "--membership", place, "-np", "4", "--min-np", "2"
+    joined = *khvdrun, "--join", place, "-np", "2"
+    script = sys.executable, SCRIPT, tmp_path, "3", "7"
+    with cluster.start(*served, variables=variables) as service:
+        ended = cluster.run("srun", "-N", "2", "-n", "2", *joined, *script, **variables)
+        _, said = service.communicate(timeout=60)
+    assert [service.returncode, ended.returncode] == [0, 0], said + ended.stderr
+    seen = [json.loads(each.read_text()) for each in tmp_path.glob("*.json")]
+    assert [each["sizes"] for each in seen] == [[4, 3]] * 3
