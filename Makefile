@@ -58,8 +58,8 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
-.PHONY: trainings-hosts-tests wheel-all added-collective-tests ray-tests spark-tests
-.PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
+.PHONY: elastic-tests trainings-hosts-tests wheel-all added-collective-tests ray-tests spark-tests
+.PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests torch-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
 install: $(BUILT)
@@ -73,7 +73,7 @@ demo: install
 test:
 	$(MAKE) $(AT_ONCE) --jobs=2 install native-objects
 	$(MAKE) $(AT_ONCE) --jobs=3 lint test-packages native-tests launch-hosts-tests \
-		launch-tests install-tests unit-tests
+		launch-tests elastic-tests install-tests unit-tests
 	$(MAKE) --no-print-directory parallel-tests hosts-tests
 
 # The rest, which seldom fails where those passed.
@@ -119,6 +119,7 @@ MISSING_FOR_TESTS = $(strip \
 	$(call unless,$(wildcard /usr/bin/chromium),chromium) \
 	$(call unless,$(shell command -v curl),curl) \
 	$(call unless,$(shell command -v openssl),openssl) \
+	$(call unless,$(wildcard /usr/sbin/sshd),openssh-server) \
 	$(call unless,$(wildcard /usr/sbin/slurmctld),slurmctld) \
 	$(call unless,$(wildcard /usr/sbin/slurmd),slurmd) \
 	$(call unless,$(wildcard /usr/bin/srun),slurm-client) \
@@ -236,7 +237,13 @@ added-collective-tests: install
 # The tests of launching.
 launch-tests: install test-packages
 	$(BIN)/python -m pytest -q tests/launch \
-		$(patsubst %,--ignore=%,$(WITH_HOSTS) $(BENCHMARK_TESTS))
+		$(patsubst %,--ignore=%,$(WITH_HOSTS) $(BENCHMARK_TESTS) $(ELASTIC_TESTS))
+
+# Those of jobs whose ranks go and come.
+ELASTIC_TESTS := $(sort $(wildcard $(patsubst %,tests/launch/test_%.py,*elastic* joining \
+	newcomers punish)))
+elastic-tests: install test-packages
+	$(BIN)/python -m pytest -q $(ELASTIC_TESTS)
 
 # The tests of the benchmarks.
 BENCHMARK_TESTS := tests/launch/test_benchmarks.py
@@ -332,6 +339,27 @@ installed-wheel-tests:
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py; \
 	$(if $(LINKED),,$(CORE_UNITS);) \
 	$(if $(LINKED),$(LIBRARIES_JOB),$(CORE_JOB))
+
+# Keras on torch, in an environment without TensorFlow. PyPI's torch brings the libraries
+# of CUDA, which are gigabytes; that for CPUs is elsewhere, which pip can be told by
+# PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS. The tests leave out tests/imports, which hides
+# modules that torch looks for.
+TORCH ?= torch==2.13.*
+torch-tests: install
+	$(MAKE) --no-print-directory .venv-torch/.installed
+	$(ON_TORCH) -m pytest -q tests/torch/alone
+	$(ON_TORCH) -m keras_hvd.launch -np 2 \
+		.venv-torch/bin/python -m pytest -q -x tests/torch/parallel
+
+ON_TORCH = PYTHONPATH=$(CURDIR) KERAS_BACKEND=torch .venv-torch/bin/python
+
+.venv-torch/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps '$(TORCH)'
+	$(@D)/bin/pip install --quiet --disable-pip-version-check \
+		$(addprefix --constraint ,$(CONSTRAINTS)) \
+		torch '$(KERAS)' cloudpickle numpy pytest pytest-timeout pyyaml
+	@touch $@
 
 # Ray and Spark, each beside the packages of the checkout's environment.
 ray-tests: install
@@ -434,11 +462,13 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 # three and four ranks, also those that other targets run on other numbers only; and `make
 # layouts`.
 soak: install
+	$(BIN)/python -m pytest -q --schedules 100000 tests/unit/test_membership.py
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
 	$(BIN)/python -m pytest -q --kills 50 \
 		--seed $(SEED) --faults $(CURDIR)/$(FAULTS) \
 		tests/launch/test_faults.py tests/launch/test_kill_time.py \
 		tests/launch/test_failure.py tests/launch/test_rejoin.py \
+		tests/launch/test_elastic_bits.py tests/launch/test_elastic_points.py \
 		tests/launch/test_mpi.py::test_more_than_2_gib_travel_at_once
 	for ranks in 3 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x --all-tests \

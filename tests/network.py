@@ -8,6 +8,8 @@ however that ends. Only root can make them: `unavailable` says why not.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _SWITCH_WITH_DELAY = Path(__file__).resolve().with_name("slow_switch.py")
+_SSHD = Path("/usr/sbin/sshd")
 # The queue of a cable before it drops packets, as switches have one.
 _BUFFER = "50ms"
 # In /proc/net/tcp.
@@ -157,6 +160,61 @@ def agent(hosts: Sequence[Host], path: Path) -> Path:
     path.write_text("\n".join([*lines, "*) shift ;;", "esac done", ""]))
     path.chmod(0o755)
     return path
+
+
+@contextlib.contextmanager
+def ssh(hosts: Sequence[Host], folder: Path) -> Iterator[dict[str, str]]:
+    """Real ssh to all hosts, within the context.
+
+    Args:
+        hosts: the hosts, each of which gets a server.
+        folder: for keys and settings.
+
+    Yields:
+        The variables with which `ssh` is found.
+    """
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    for name in "host", "user":
+        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name]
+        subprocess.run(key, check=True)
+    own = {
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "user.pub",
+        "StrictModes": "no",
+        "PidFile": "none",
+    }
+    (folder / "sshd").write_text("".join(f"{k} {v}\n" for k, v in own.items()))
+    theirs = {
+        "IdentityFile": folder / "user",
+        "StrictHostKeyChecking": "no",
+        "UserKnownHostsFile": "/dev/null",
+        "LogLevel": "ERROR",
+    }
+    (folder / "config").write_text("".join(f"{k} {v}\n" for k, v in theirs.items()))
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "ssh"
+    program.write_text(
+        f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n'
+    )
+    program.chmod(0o755)
+    servers = [
+        subprocess.Popen(host.command([_SSHD, "-D", "-f", folder / "sshd"]))
+        for host in hosts
+    ]
+    try:
+        for host, server in zip(hosts, servers, strict=True):
+            while ":0016 " not in Path(f"/proc/{host.pid}/net/tcp").read_text():
+                assert server.poll() is None
+        yield {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    finally:
+        for each in servers:
+            each.kill()
+            each.wait()
+
+
+def has_ssh() -> bool:
+    """Whether there can be ssh to these hosts."""
+    return _SSHD.exists()
 
 
 def _connect(host: Host, switch: Host, port: str, rate: str, frame: str) -> None:

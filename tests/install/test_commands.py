@@ -38,6 +38,8 @@ HERE = "tests/install/test_commands.py"
 GUIDES = "tests/install/test_guides.py"
 PYTHON_BLOCKS = "tests/parallel/test_guides.py"
 ADDITIONS = "tests/install/test_contributing.py"
+ELASTIC_HOSTS = "tests/launch/test_elastic_hosts.py"
+MEMBERSHIP = "tests/launch/test_membership_service.py"
 HOSTS_OPTION = "tests/launch/test_hosts_option.py"
 SLURM = "tests/launch/test_slurm.py"
 
@@ -59,6 +61,7 @@ TWO_RANKS = f".venv/bin/khvdrun -np 2 {PYTEST} -x"
 A_BUILD = "why: takes minutes; make native-tests and make sanitize test all folders"
 AFTER_A_BUILD = "why: takes a build with the new collective"
 A_GPU = "why: takes a GPU"
+A_CLUSTER = "why: takes a cluster; tests/unit/test_kubernetes.py checks manifests"
 A_FIREWALL = "why: changes the firewall of this machine"
 TFX = "why: downloads what make tfx-tests installs"
 ELSEWHERE: dict[str, dict[str, Where]] = {
@@ -80,6 +83,16 @@ ELSEWHERE: dict[str, dict[str, Where]] = {
         f"{TWO_RANKS} tests/parallel/collectives/test_NAME.py": AFTER_A_BUILD,
         f"{TWO_RANKS} tests/parallel/test_mixed.py": AFTER_A_BUILD,
     },
+    "clouds": {
+        "khvdrun python train.py": (
+            "tests/launch/test_clusters.py",
+            "test_the_nodes_of_a_cluster_are_one_job",
+        ),
+        "khvdrun --dry-run python train.py": (
+            "tests/launch/test_clusters.py",
+            '"--dry-run", "true"',
+        ),
+    },
     "clusters": {
         "khvdrun -np 6 -H a:4,b:2 python train.py": HOSTS_OPTION,
         "khvdrun -np 6 --hostfile hosts python train.py": HOSTS_OPTION,
@@ -96,6 +109,37 @@ ELSEWHERE: dict[str, dict[str, Where]] = {
         "khvdrun -np 4 --min-np 2 --blacklist-cooldown-range 10 300 python train.py": (
             "tests/launch/test_elastic.py",
             'AGAIN = "--blacklist-cooldown-range"',
+        ),
+        "khvdrun -np 8 --min-np 4 -H node0:4,node1:4 python train.py": (
+            ELASTIC_HOSTS,
+            "test_ssh_starts_the_ranks",
+        ),
+        "khvdrun -np 8 --min-np 4 -H node0:4,node1:4 --launch-agent ./on_host python "
+        "train.py": (ELASTIC_HOSTS, 'agent=f"--launch-agent'),
+        "export KERAS_HVD_SECRET_FILE=~/job.secret": (
+            "tests/launch/test_joining.py",
+            "KERAS_HVD_SECRET_FILE",
+        ),
+        **{
+            f"khvdrun --nnodes 2:4 --node-rank {number} --rendezvous node0:29400 -np 2 "
+            "python train.py": ("tests/launch/test_joining.py", "--nnodes 2:3 -np 2")
+            for number in range(2)
+        },
+        "khvdrun --membership node0:29400 --min-np 2 --max-np 8": (
+            MEMBERSHIP,
+            'serve("--min-np 2 --max-np 4")',
+        ),
+        "khvdrun --join node0:29400 -np 2 python train.py": (MEMBERSHIP, "--join {"),
+        "khvdrun -np 4 --min-np 2 --max-np 8 -H node0:4,node1:4 python train.py": (
+            ELASTIC_HOSTS,
+            "--min-np 2 --max-np 4 -H H0:2,H2:4",
+        ),
+        "khvdrun -np 4 --min-np 2 --max-np 16 --host-discovery-script ./hosts.sh "
+        "python train.py": (ELASTIC_HOSTS, "--host-discovery-script {script}"),
+        "python -m keras_hvd.elastic.punish --events 20 -- khvdrun -np 4 --min-np 2 "
+        "--blacklist-cooldown-range 1 2 python train.py": (
+            "tests/launch/test_punish.py",
+            '"keras_hvd.elastic.punish"',
         ),
     },
     "firewall": {
@@ -119,6 +163,21 @@ ELSEWHERE: dict[str, dict[str, Where]] = {
         ),
         "pip install .": ("tests/install/conftest.py", 'pip_install(".", '),
     },
+    "torch": {
+        "KERAS_BACKEND=torch khvdrun -np 2 python train.py": (
+            "tests/torch/alone/test_jobs.py",
+            '"-np", str(ranks)',
+        )
+    },
+    "kubernetes": dict.fromkeys(
+        (
+            "kubectl create secret generic train-keras-hvd "
+            "--from-literal=secret=$(openssl rand -hex 32)",
+            "kubectl apply -f examples/kubernetes/indexed_job.yaml",
+            "kubectl logs -f job/train",
+        ),
+        A_CLUSTER,
+    ),
     "launching": {
         "torchrun --nproc-per-node 4 train.py": (
             "why: takes PyTorch; tests/unit/test_environment.py has its variables"
@@ -185,6 +244,10 @@ SHOWN: dict[str, dict[str, Where]] = {
         "left; it is started again after 10 s": (
             "tests/launch/test_elastic.py",
             "3 ranks are left; it is started again after 0 s",
+        ),
+        "punish: event 3, late: rank 1 stops, rank 0 is killed (seed 7)": (
+            "tests/launch/test_punish.py",
+            "punish: event 8, ",
         ),
     },
     "environment": {

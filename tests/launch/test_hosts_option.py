@@ -409,6 +409,45 @@ def test_lsfs_file_serves_where_its_list_is_missing(mpi, tmp_path):
     assert " a:2,b:1 -n 3 " in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "scheduler, name, text",
+    [
+        ("PBS_JOBID", "PBS_NODEFILE", "a\nb\na\n"),
+        ("COBALT_JOBID", "COBALT_NODEFILE", "a\na\nb\n"),
+        ("JOB_ID", "PE_HOSTFILE", "a 2 all.q@a UNDEFINED\nb 1 all.q@b UNDEFINED\n"),
+    ],
+)
+def test_the_files_of_other_schedulers_serve_too(mpi, tmp_path, scheduler, name, text):
+    hostfile = tmp_path / "nodes"
+    hostfile.write_text(text)
+    variables = {scheduler: "7", name: str(hostfile)}
+    ended = dry_run(mpi.environment["PATH"], "train", **variables)
+    assert ended.returncode == 0, ended.stderr
+    assert " a:2,b:1 -n 3 " in ended.stdout
+
+
+def test_a_schedulers_only_host_is_this_one_whatever_it_is_called(tmp_path):
+    hostfile = tmp_path / "nodes"
+    hostfile.write_text(3 * "127.0.0.1\n")
+    variables = {"PBS_JOBID": "7", "PBS_NODEFILE": str(hostfile)}
+    ended = dry_run(os.environ["PATH"], "true", **variables)
+    assert (ended.returncode, ended.stdout) == (0, "3 times on this host: true\n")
+
+
+def test_a_schedulers_file_that_cannot_be_read_is_named():
+    variables = {"PBS_JOBID": "7", "PBS_NODEFILE": "/no/such/file"}
+    ended = dry_run(os.environ["PATH"], "true", **variables)
+    assert ended.returncode == 2
+    assert "PBS_NODEFILE: cannot read '/no/such/file': " in ended.stderr
+
+
+def test_repeated_lines_of_a_hostfile_are_slots(tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a slots=2\nb\na\n")
+    options = read(["--hostfile", str(hostfile), "train"])
+    assert [(one.name, one.slots) for one in options.hosts] == [("a", 3), ("b", None)]
+
+
 def test_without_mpirun_and_srun_the_error_says_what_to_install(tmp_path):
     ended = dry_run(str(tmp_path), "-H", "a:2,b:1", "train")
     assert ended.returncode == 2
@@ -476,7 +515,6 @@ def test_each_mistake_is_named(words, message):
         ("a slots=1 max_slots=2\n", ", line 1: 'max_slots=2' is not slots=N"),
         ("a slots=1 slots=2\n", ", line 1: 'a:1:2' does not give a number of slots"),
         ("a\nb 3\n", ", line 2: '3' is not slots=N"),
-        ("a slots=2\na slots=1\n", " names 'a' twice"),
         ("`a` slots=3\n", ", line 1: '`a`' in '`a`:3' is not the name of a host"),
         ("# nobody\n", " names no host"),
         ("a slots=2\n", "more processes than the 2 slots given"),
@@ -499,7 +537,7 @@ def test_lsfs_hosts_are_checked(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "hosts: cannot read it: .*No such file"),
+        (None, "LSB_DJOB_HOSTFILE: cannot read .*No such file"),
         ("a\nb;c\n", "hosts: 'b;c' in 'b;c:1' is not the name of a host"),
         ("a\na\n", "-np 3 asks for more processes than the 2 slots given"),
     ],

@@ -31,10 +31,12 @@ WAYS = {
 
 # The numbers of ranks on which the tests of a folder or file run; the longest path
 # counts. One rank: no other to talk to. Two: everything. Three: uneven shares. Four, on
-# two cores: more ranks than cores.
+# two cores: more ranks than cores; two process sets of several; a power of 2.
 _NUMBERS_OF_RANKS = {
-    ".": {1, 2, 3, 4},
-    "collectives/test_arguments.py": {1, 2, 4},
+    ".": {1, 2, 3},
+    "collectives/test_adasum.py": {1, 2, 3, 4},
+    "collectives/test_allreduce.py": {1, 2, 3, 4},
+    "collectives/test_arguments.py": {1, 2},
     "collectives/test_gradients.py": {1, 2, 3},
     "collectives/test_sessions.py": {1, 2},
     "collectives/test_types.py": {2, 3},
@@ -48,6 +50,7 @@ _NUMBERS_OF_RANKS = {
     "keras/test_process_sets.py": {3, 4},
     "keras/test_repeated_rows.py": {1, 2, 3},
     "keras/test_weights.py": {2, 3},
+    "test_process_sets.py": {1, 2, 3, 4},
     "strategy": {2, 3},
     "strategy/test_fit.py": {1, 2},
     "strategy/test_float64.py": {1, 2, 3},

@@ -33,6 +33,7 @@ ELSEWHERE = {
     ("hangs", "import faulthandler, signal"): "tests/install/test_guides.py",
     ("failures", "import os"): "tests/install/test_guides.py",
     ("saving", "import keras"): "tests/install/test_guides.py",
+    ("elastic", "import keras_hvd"): "tests/launch/test_function_elastic.py",
     ("launching", "import keras_hvd"): "tests/launch/test_interactive.py",
     ("collectives", "keras_hvd.init(comm=[3, 1])"): "tests/launch/test_parts.py",
     ("ray", "def train():"): "tests/clusters/test_ray.py",
@@ -41,6 +42,7 @@ ELSEWHERE = {
     ("spark", "def train(epochs):"): "tests/clusters/test_spark.py",
     ("spark", "def train():"): "tests/clusters/test_spark.py",
     ("spark", "estimator ="): "tests/clusters/test_spark.py",
+    ("torch", "loss = torch.nn.functional.mse_loss("): "tests/torch/parallel",
     ("training", "callbacks = ["): "tests/launch/test_trackers.py",
     ("tfx", "trainer = keras_hvd.tfx.Trainer("): "tests/tfx/test_pipeline.py",
     ("tfx", "def run_fn(fn_args):"): "tests/tfx/test_pipeline.py",
@@ -83,13 +85,14 @@ def fit_names() -> Names:
 
 
 def record_files(options: str = "") -> list[str]:
-    """Two files of 128 numbers, which all ranks see."""
+    """Two files of numbers, which all ranks see: enough for two batches of each."""
+    count = 64 * keras_hvd.size()
     paths = [f"train-{number}.tfrecord" for number in range(2)]
     if keras_hvd.rank() == 0:
         for path in paths:
             with tf.io.TFRecordWriter(path, options) as writer:
-                for number in range(128):
-                    writer.write(str(number / 128).encode())
+                for number in range(count):
+                    writer.write(str(number / count).encode())
     keras_hvd.barrier()
     return paths
 
@@ -211,6 +214,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
         lambda: {**x_y(), "train_test_split": train_test_split},
         None,
     ),
+    ("data", "dataset = keras_hvd.data.from_arrays("): (fit_names, None),
     ("data", "model.fit(keras_hvd.data.ShardedPyDataset("): (
         lambda: {**fit_names(), "MyDataset": MyDataset},
         ("callbacks=[...]", "callbacks=callbacks"),
@@ -232,6 +236,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] 
     ("strategy_fit", "keras_hvd.init()"): (x_y, None),
     ("tfx", "records = tf.data.TFRecordDataset("): (for_tfx, None),
     ("elastic", "def make_data():"): (fit_names, ("epochs=10", "epochs=2")),
+    ("elastic", "def make_data(position):"): (fit_names, ("epochs=10", "epochs=2")),
     ("elastic", "state ="): (fit_names, ("epochs=10", "epochs=2")),
     ("timeline", 'keras_hvd.start_timeline("timeline.json")'): (fit_names, None),
     ("training", "x_train, y_train ="): (for_validation, None),
@@ -332,6 +337,8 @@ def test_block(key, capsys):
     names = {"keras": keras, "keras_hvd": keras_hvd, "np": np, "tf": tf, **given()}
     # The third to tenth epoch show nothing more.
     text = text.replace("epochs=10", "epochs=2").replace("epoch, 10)", "epoch, 2)")
+    # Three ranks cannot share the pages' batches.
+    text = text.replace("batch_size=256", f"batch_size={64 * keras_hvd.size()}")
     # Errors name the page and its line.
     code = compile("\n" * line + text, f"{page}.md", "exec")
     said = output_of(code, names, capsys, re.match(r"\w+Error", shown))

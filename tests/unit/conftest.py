@@ -21,3 +21,12 @@ def browser() -> Iterator:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield browser
         browser.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--schedules",
+        type=int,
+        default=2_000,
+        help="how many orders of events of an elastic job test_membership.py tries",
+    )

@@ -189,14 +189,14 @@ def test_init_again_reads_no_variable(monkeypatch):
 
 
 def test_a_process_that_is_alone_by_mistake_is_told_once(monkeypatch, capfd):
-    monkeypatch.setenv("FLUX_JOB_SIZE", "2")
-    monkeypatch.setenv("FLUX_TASK_RANK", "0")
+    monkeypatch.setenv("SKYPILOT_NUM_NODES", "2")
+    monkeypatch.setenv("SKYPILOT_NODE_RANK", "0")
     keras_hvd.shutdown()
     keras_hvd.init(comm=[0])
-    assert "FLUX_JOB_SIZE" not in capfd.readouterr().err
+    assert "SKYPILOT_NUM_NODES" not in capfd.readouterr().err
     keras_hvd.shutdown()
     keras_hvd.init()
-    assert capfd.readouterr().err.count("FLUX_JOB_SIZE=2 says that Flux") == 1
+    assert capfd.readouterr().err.count("SKYPILOT_NUM_NODES=2 says that") == 1
     keras_hvd.shutdown()
     keras_hvd.init()
     assert capfd.readouterr().err == ""

@@ -10,7 +10,8 @@ import pytest
 
 import keras_hvd
 
-# Their examples take pipelines, or a cluster: tests/tfx, tests/clusters.
+# Their examples take pipelines, a cluster or torch: tests/tfx, tests/clusters,
+# tests/torch.
 NEED_A_LIBRARY = {
     "keras_hvd.ray.executor",
     "keras_hvd.ray.places",
@@ -34,6 +35,7 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(keras_hvd.__path__, "keras_hvd.")
     if not module.name.endswith("__main__") and module.name not in NEED_A_LIBRARY
+    if not module.name.startswith("keras_hvd.backends.torch.")
 ]
 # The modules where users find names.
 NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")
@@ -52,9 +54,18 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.for_parent",
     "keras_hvd.launch.guardian",
     "keras_hvd.launch.job",
+    "keras_hvd.launch.joined_hosts",
+    "keras_hvd.launch.joined_job",
+    "keras_hvd.launch.joining",
+    "keras_hvd.launch.membership_service",
     "keras_hvd.launch.memory",
     "keras_hvd.launch.rank",
+    "keras_hvd.launch.remote_rank",
     "keras_hvd.launch.scaling",
+    "keras_hvd.launch.speaking_job",
+    "keras_hvd.launch.stand_in",
+    "keras_hvd.launch.talk",
+    "keras_hvd.launch.tunnel",
     "keras_hvd.launch.usage",
     "keras_hvd.world.rendezvous.connection",
     "keras_hvd.world.rendezvous.links",

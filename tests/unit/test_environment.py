@@ -69,6 +69,42 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "r17",
 }
+PYTORCH = {
+    name: value
+    for name, value in TORCHRUN.items()
+    if name not in ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE")
+}
+PALS = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "2",
+    "PALS_RANKID": "3",
+    "PALS_APID": "a7",
+}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "4",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "1891500033",
+}
+MPIRUN_RSH = {
+    "MV2_COMM_WORLD_RANK": "3",
+    "MV2_COMM_WORLD_SIZE": "4",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+FLUX = {
+    "FLUX_TASK_RANK": "3",
+    "FLUX_JOB_SIZE": "4",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_JOB_ID": "f27",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+}
+HERE = {"KERAS_HVD_RENDEZVOUS": "node0:29400"}
 MEETING = {
     "KERAS_HVD_RANK": "3",
     "KERAS_HVD_SIZE": "4",
@@ -234,6 +270,72 @@ SALLOC_INTERACTIVE_STEP = {
             id="open-mpi-on-one-host-with-a-place-to-meet",
         ),
         pytest.param(
+            PYTORCH,
+            World(1, 2, 1, 0, None, None, "", "node0:29501"),
+            id="pytorchs-variables",
+        ),
+        pytest.param(
+            {**PYTORCH, "LOCAL_WORLD_SIZE": "2", **HERE},
+            World(1, 2, 1, 2, None, None, "", "node0:29400"),
+            id="pytorchs-variables-and-a-place-to-meet",
+        ),
+        pytest.param(
+            {**SRUN, **PYTORCH},
+            World(1, 2, 1, 2, 0, 1, "slurm-1.0"),
+            id="pytorchs-variables-inside-srun",
+        ),
+        *(
+            pytest.param(
+                variables,
+                World(3, 4, 1, 2, None, None, "", way=ByMpi(mpi)),
+                id=f"{name}-on-several-hosts",
+            )
+            for name, variables, mpi in (
+                ("pals", PALS, "MPICH"),
+                ("jsrun", JSRUN, "Open MPI"),
+                ("mpirun-rsh", MPIRUN_RSH, "MPICH"),
+            )
+        ),
+        pytest.param(
+            {**PALS, "PMI_RANK": "1", "PMI_SIZE": "2"},
+            World(1, 2, 1, 2, 0, 1, "pals-a7"),
+            id="pals",
+        ),
+        pytest.param(
+            {
+                **{name: PALS[name] for name in PALS if name != "PALS_APID"},
+                "PMI_RANK": "1",
+                "PMI_SIZE": "2",
+            },
+            World(1, 2, 1, 2, None, None, "", way=ByMpi("MPICH")),
+            id="pals-without-the-job's-name",
+        ),
+        pytest.param(
+            {**JSRUN, "JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"},
+            World(1, 2, 1, 2, 0, 1, "jsrun-1891500033"),
+            id="jsrun",
+        ),
+        pytest.param(
+            {**MPIRUN_RSH, "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"},
+            World(1, 2, 1, 2, None, None, "", way=ByMpi("MPICH")),
+            id="mpirun-rsh",
+        ),
+        pytest.param(
+            {**MPIRUN_RSH, **HERE},
+            World(3, 4, 1, 2, None, None, "", "node0:29400"),
+            id="mpirun-rsh-with-a-place-to-meet",
+        ),
+        pytest.param(
+            {**FLUX, **HERE},
+            World(3, 4, 1, 0, None, None, "", "node0:29400"),
+            id="flux-on-several-nodes",
+        ),
+        pytest.param(
+            {**FLUX, "FLUX_JOB_NNODES": "1", "FLUX_TASK_LOCAL_ID": "3"},
+            World(3, 4, 3, 4, 0, 1, "flux-f27"),
+            id="flux",
+        ),
+        pytest.param(
             {**OPEN_MPI_4, **SRUN, **KHVDRUN},
             World(1, 4, 1, 4, 0, 1, "khvdrun-17-5eed"),
             id="khvdrun-inside-all-others",
@@ -252,8 +354,8 @@ def test_reads_what_a_launcher_set(variables, expected):
         pytest.param({"SLURM_JOB_ID": "3", "SLURM_NTASKS": "2"}, id="salloc"),
         pytest.param(SALLOC_INTERACTIVE_STEP, id="salloc-interactive-step"),
         pytest.param(
-            {k: v for k, v in TORCHRUN.items() if k != "TORCHELASTIC_RUN_ID"},
-            id="variables-that-others-set-too",
+            {name: PYTORCH[name] for name in PYTORCH if name != "LOCAL_RANK"},
+            id="pytorchs-variables-that-count-nodes",
         ),
     ],
 )
@@ -454,6 +556,30 @@ def test_refuses_ranks_that_contradict_each_other():
         world({**KHVDRUN, "KERAS_HVD_LOCAL_RANK": "0"})
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (FLUX, r"on 2 nodes \(FLUX_JOB_NNODES\), and they have no place to meet"),
+        ({**FLUX, "FLUX_JOB_NNODES": ""}, "FLUX_JOB_NNODES is empty"),
+        ({"FLUX_TASK_RANK": "0"}, "FLUX_JOB_NNODES is not set"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_NNODES": "1"}, "FLUX_JOB_ID is not set"),
+        ({**FLUX, **HERE, "FLUX_TASK_RANK": "4"}, "FLUX_TASK_RANK='4' is not an"),
+        ({**FLUX, **HERE, "FLUX_TASK_LOCAL_ID": "4"}, "FLUX_TASK_LOCAL_ID='4' is not"),
+        ({"PALS_RANKID": "0"}, "PMI_SIZE is not set"),
+        ({**PALS, "PMI_LOCAL_SIZE": "5"}, "PMI_LOCAL_SIZE=5 and PMI_SIZE=4 contradict"),
+        ({"MV2_COMM_WORLD_RANK": "0"}, "MV2_COMM_WORLD_SIZE is not set"),
+        ({**JSRUN, "JSM_NAMESPACE_LOCAL_RANK": "2"}, "LOCAL_RANK='2' is not an"),
+        ({**PYTORCH, "RANK": "two"}, "RANK='two' is not an integer from 0 to 1"),
+        ({**PYTORCH, "MASTER_PORT": "0"}, "MASTER_PORT='0' is not an integer from 1"),
+        ({**PYTORCH, "MASTER_ADDR": ""}, "MASTER_ADDR is empty"),
+        ({**PYTORCH, "MASTER_ADDR": "0.0.0.0"}, "'0.0.0.0:29501' names no host"),
+    ],
+)
+def test_names_what_is_wrong_with_the_variables_of_other_launchers(variables, message):
+    with pytest.raises(LaunchEnvironmentError, match=message):
+        world(variables)
+
+
 def test_refuses_mpich_variables_without_mpich():
     with pytest.raises(LaunchEnvironmentError, match="MPI_LOCALRANKID is set.*unset"):
         world(MPICH)
@@ -471,16 +597,7 @@ def test_shortens_a_job_name_that_the_engine_would_refuse():
 
 # Variables of launchers that world() does not read, for the first of their processes.
 UNREAD = {
-    "PALS": {"PMI_RANK": "0", "PMI_SIZE": "2", "PALS_RANKID": "0", "PALS_APID": "a"},
     "MPI": {"PMI_RANK": "0", "PMI_SIZE": "2"},
-    "Flux": {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2", "PMI_SIZE": "2"},
-    "MVAPICH2": {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"},
-    "jsrun": {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"},
-    "PyTorch": {
-        k: v if k != "RANK" else "0"
-        for k, v in TORCHRUN.items()
-        if k != "TORCHELASTIC_RUN_ID"
-    },
     "nodes for PyTorch": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node0"},
     "SageMaker": {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"},
     "Vertex": {
@@ -515,17 +632,14 @@ def test_a_launcher_that_is_not_read_is_noticed(launcher):
     name = sign.said.partition("=")[0].split()[0]
     assert name in variables, sign
     assert " 2 " in sign.said
-    assert "khvdrun --nnodes" in sign.remedy
+    assert "start the script on each node with khvdrun -" in sign.remedy
 
 
 @pytest.mark.parametrize(
     ("launcher", "change"),
     [
-        ("PALS", {"PMI_RANK": "1"}),
-        ("Flux", {"FLUX_TASK_RANK": "1"}),
-        ("MVAPICH2", {"MV2_COMM_WORLD_RANK": "1"}),
-        ("jsrun", {"JSM_NAMESPACE_RANK": "1"}),
-        ("PyTorch", {"RANK": "1"}),
+        ("MPI", {"PMI_RANK": "1"}),
+        ("nodes for PyTorch", {"RANK": "1"}),
         ("SageMaker", {"SM_CURRENT_HOST": "algo-2"}),
         ("Vertex", {}),
         ("torchrun in pods", {"PET_NODE_RANK": "1"}),
@@ -556,7 +670,7 @@ def tf_config(cluster, kind):
     "variables",
     [
         pytest.param({}, id="nothing"),
-        pytest.param({**UNREAD["PALS"], "PMI_SIZE": "1"}, id="one-process"),
+        pytest.param({**UNREAD["MPI"], "PMI_SIZE": "1"}, id="one-process"),
         pytest.param({"SM_HOSTS": '["algo-1"]'}, id="one-host"),
         pytest.param(tf_config({"worker": ["a:1"]}, "worker"), id="one-worker"),
         pytest.param(
@@ -574,7 +688,8 @@ def tf_config(cluster, kind):
             {**SALLOC_INTERACTIVE_STEP, **UNREAD["MPI"]}, id="handed-on-by-salloc"
         ),
         pytest.param(
-            {**UNREAD["Flux"], "KERAS_HVD_REQUIRE_SIZE": "1"}, id="meant-to-be-alone"
+            {**UNREAD["SkyPilot"], "KERAS_HVD_REQUIRE_SIZE": "1"},
+            id="meant-to-be-alone",
         ),
         *(
             pytest.param({**UNREAD["TensorFlow"], **known}, id=name)
@@ -586,7 +701,7 @@ def tf_config(cluster, kind):
         ),
         *(
             pytest.param({name: text}, id=f"{name}-{number}")
-            for name in ("TF_CONFIG", "CLUSTER_SPEC", "SM_HOSTS", "FLUX_JOB_SIZE")
+            for name in ("TF_CONFIG", "CLUSTER_SPEC", "SM_HOSTS", "PMI_SIZE")
             for number, text in enumerate(
                 ("", "{", "[[" * 100000, "1", '"a"', '{"cluster": 7}', "9" * 5000)
             )
@@ -602,8 +717,8 @@ def test_a_size_that_is_required_is_the_only_one():
     assert check_size(4, required) is None
     with pytest.raises(LaunchEnvironmentError, match="SIZE=4, but .* has the size 2"):
         check_size(2, required)
-    with pytest.raises(LaunchEnvironmentError, match="FLUX_JOB_SIZE=2 says that Flux"):
-        check_size(1, {**required, **UNREAD["Flux"]})
+    with pytest.raises(LaunchEnvironmentError, match="PMI_SIZE=2 says that MPI"):
+        check_size(1, {**required, **UNREAD["MPI"]})
     with pytest.raises(ValueError, match="KERAS_HVD_REQUIRE_SIZE must be .* got '0'"):
         check_size(1, {"KERAS_HVD_REQUIRE_SIZE": "0"})
 

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from keras_hvd.environment import World
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch import exchange
 from keras_hvd.launch.call import memory_file
@@ -42,14 +41,18 @@ def file(content: bytes = b""):
 @contextlib.contextmanager
 def serving(ranks: int = 2, **variables: str):
     """An exchange with `ranks` ranks."""
-    outcomes = [file() for _ in range(ranks)]
-    with Exchange(file(CALL), outcomes, {**HERE, **variables}) as made:
-        yield made, outcomes
+    with Exchange(file(CALL), ranks, {**HERE, **variables}) as made:
+        yield made
+
+
+def outcomes(made: Exchange) -> dict[int, bytes]:
+    """What ranks have handed over."""
+    return {each.rank: each.outcome.read() for each in made.arrived}
 
 
 def caller(made: Exchange, rank: int, size: int = 2, **variables: str) -> Caller:
     given = {**HERE, **made.variables, **variables}
-    return Caller(given, World(rank, size, rank, size, 0, 1, ""))
+    return Caller(given, rank, size)
 
 
 def take_part(made: Exchange, rank: int, outcome: bytes, **variables: str) -> None:
@@ -87,26 +90,28 @@ async def take_the_call(made: Exchange) -> ProvenConnection:
 
 def test_each_rank_gets_the_call_and_hands_over_its_outcome():
     large = os.urandom((5 << 20) + 1)
-    with serving() as (made, outcomes):
+    with serving() as made:
         before = time.monotonic()
         take_part(made, 1, large)
         take_part(made, 0, b"")
         after = time.monotonic()
-    assert [one.read() for one in outcomes] == [b"", large]
+    assert [each.outcome.read() for each in made.arrived] == [large, b""]
     assert made.hosts == dict.fromkeys((0, 1), socket.gethostname())
-    assert before - 0.5 <= made.raised_at[1] <= made.raised_at[0] <= after - 0.5
+    first, second = made.arrived
+    assert (first.rank, second.rank) == (1, 0)
+    assert before - 0.5 <= first.raised_at <= second.raised_at <= after - 0.5
     assert made.lost == {}
 
 
 def test_the_variables_are_not_left_to_programs_of_the_rank():
-    with serving() as (made, _):
+    with serving() as made:
         given = {**HERE, **made.variables}
-        Caller(given, World(0, 2, 0, 2, 0, 1, ""))
+        Caller(given, 0, 2)
     assert given == HERE
 
 
 def test_a_wrong_secret_is_refused_and_named_nowhere():
-    with serving() as (made, _):
+    with serving() as made:
         wrong = caller(made, 1, KERAS_HVD_CALLER_SECRET="f" * 64, **SOON)
         with pytest.raises(RendezvousError, match="it has another secret") as raised:
             wrong.ask(file())
@@ -133,20 +138,20 @@ def test_a_wrong_secret_is_refused_and_named_nowhere():
 )
 def test_who_speaks_otherwise_gets_no_answer(monkeypatch, content):
     monkeypatch.setattr(connection, "PROOF_SECONDS", 0.5)
-    with serving() as (made, outcomes):
+    with serving() as made:
         with socket.create_connection(place(made), timeout=LATEST) as stranger:
             stranger.sendall(content)
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         take_part(made, 0, b"of rank 0")
     assert list(made.hosts) == [0] and made.lost == {}
-    assert outcomes[0].read() == b"of rank 0"
+    assert outcomes(made) == {0: b"of rank 0"}
 
 
 def test_who_only_says_hello_gets_nothing_that_depends_on_the_secret():
     answer = b""
     with (
-        serving() as (made, _),
+        serving() as made,
         socket.create_connection(place(made), timeout=LATEST) as stranger,
     ):
         stranger.sendall(hello(Role.CLIENT, Purpose.CALL, 1, 0).pack() + bytes(32))
@@ -171,7 +176,7 @@ def test_a_first_message_that_is_too_large_or_changed_is_not_taken(sent):
             await proven.stream.receive(1)
         proven.stream.close()
 
-    with serving() as (made, _):
+    with serving() as made:
         EventLoop().run(break_the_rules())
         assert made.hosts == {}
         take_part(made, 1, b"of rank 1")
@@ -201,13 +206,12 @@ def test_an_outcome_that_is_none_is_a_lost_rank(sent):
                 await speak(one)
         proven.stream.close()
 
-    with serving() as (made, outcomes):
+    with serving() as made:
         EventLoop().run(break_the_rules())
         take_part(made, 0, b"of rank 0")
         await_lost(made)
     assert list(made.lost) == [1]
-    assert outcomes[1].seek(0, os.SEEK_END) == 0
-    assert outcomes[0].read() == b"of rank 0"
+    assert outcomes(made) == {0: b"of rank 0"}
 
 
 def await_lost(made: Exchange) -> None:
@@ -223,7 +227,7 @@ def test_a_rank_that_ends_without_an_outcome_is_known_at_once():
         await proven.receive(1000)
         return proven
 
-    with serving() as (made, _):
+    with serving() as made:
         both = [EventLoop().run(come(rank)) for rank in range(2)]
         for rank in (1, 0):
             both[rank].stream.close()
@@ -234,7 +238,7 @@ def test_a_rank_that_ends_without_an_outcome_is_known_at_once():
 
 
 def test_a_child_of_a_rank_does_not_keep_its_connection():
-    with serving() as (made, _):
+    with serving() as made:
         rank = caller(made, 1)
         rank.ask(file())
         ready, go = os.pipe()
@@ -261,7 +265,7 @@ def test_what_was_changed_on_its_way_is_said():
             await proven.stream.receive(1)
         proven.stream.close()
 
-    with serving() as (made, _):
+    with serving() as made:
         EventLoop().run(change())
         await_lost(made)
     assert made.lost == {1: "it was changed on its way"}
@@ -274,9 +278,8 @@ def test_if_outcomes_can_no_longer_be_taken_the_job_is_ended(monkeypatch):
         raise RendezvousError("no descriptor is left")
 
     monkeypatch.setattr(Exchange, "_await_end", fail)
-    outcomes = [file(), file()]
     with pytest.raises(RendezvousError, match="no descriptor is left"):
-        made = Exchange(file(CALL), outcomes, HERE)
+        made = Exchange(file(CALL), 2, HERE)
         made.on_late = ended.set
         with made:
             assert ended.wait(LATEST)
@@ -288,18 +291,18 @@ def test_each_rank_comes_once():
         await proven.stream.send(b"too little")
         proven.stream.close()
 
-    with serving() as (made, outcomes):
+    with serving() as made:
         take_part(made, 1, b"of rank 1")
         EventLoop().run(come_and_go())
         with pytest.raises(RendezvousError, match="rank 1 has come from .* already"):
             caller(made, 1).ask(file())
     assert made.lost == {}
-    assert outcomes[1].read() == b"of rank 1"
+    assert outcomes(made) == {1: b"of rank 1"}
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (2, 3)])
 def test_a_rank_of_another_job_is_told_so(rank, size):
-    with serving() as (made, _):
+    with serving() as made:
         stranger = caller(made, rank, size)
         message = f"it is of a job of {size}, and keras_hvd.run started 2 ranks"
         with pytest.raises(RendezvousError, match=message):
@@ -308,7 +311,7 @@ def test_a_rank_of_another_job_is_told_so(rank, size):
 
 
 def test_another_version_is_named(monkeypatch):
-    with serving() as (made, _):
+    with serving() as made:
         monkeypatch.setattr(exchange, "__version__", "9.9")
         with pytest.raises(
             RendezvousError, match=r"rank 0 on .* have keras_hvd 9\.9 and"
@@ -318,7 +321,7 @@ def test_another_version_is_named(monkeypatch):
 
 
 def test_a_caller_that_cannot_be_reached_is_an_error_in_time():
-    with serving() as (made, _):
+    with serving() as made:
         own = caller(made, 1, **SOON)
     with pytest.raises(RendezvousError, match="rank 1 .*Connection refused"):
         own.ask(file())
@@ -330,17 +333,17 @@ def test_a_secret_in_a_file_need_not_travel(tmp_path):
         files.append(tmp_path / str(number))
         files[-1].write_text(f"the text of file {number}, and long enough")
         files[-1].chmod(0o600)
-    with serving(KERAS_HVD_SECRET_FILE=str(files[0])) as (made, outcomes):
+    with serving(KERAS_HVD_SECRET_FILE=str(files[0])) as made:
         for other in ("", str(files[1])):
             with pytest.raises(RendezvousError, match="it has another secret"):
                 caller(made, 1, KERAS_HVD_SECRET_FILE=other, **SOON).ask(file())
         take_part(made, 1, b"of rank 1", KERAS_HVD_SECRET_FILE=str(files[0]))
-    assert outcomes[1].read() == b"of rank 1"
+    assert outcomes(made) == {1: b"of rank 1"}
 
 
 @pytest.mark.parametrize("wanted", ["0", "1"])
 def test_nothing_goes_in_the_clear_if_either_end_wants_tls(wanted):
-    with serving(KERAS_HVD_TLS=wanted) as (made, _):
+    with serving(KERAS_HVD_TLS=wanted) as made:
         other = caller(made, 0, KERAS_HVD_TLS=str(1 - int(wanted)))
         with pytest.raises(RendezvousError, match="KERAS_HVD_TLS=1 is for all or none"):
             other.ask(file())
@@ -358,7 +361,7 @@ def test_a_rank_without_tls_is_not_sent_the_call_in_the_clear():
             await proven.receive(1000)
         proven.stream.close()
 
-    with serving(KERAS_HVD_TLS="1") as (made, _):
+    with serving(KERAS_HVD_TLS="1") as made:
         EventLoop().run(go_on())
     assert made.hosts == {}
 
@@ -366,7 +369,7 @@ def test_a_rank_without_tls_is_not_sent_the_call_in_the_clear():
 def test_a_failure_that_does_not_end_the_job_is_reported(monkeypatch):
     monkeypatch.setattr(exchange, "_LATE_SECONDS", 0.01)
     ended = []
-    with serving() as (made, _):
+    with serving() as made:
         made.on_late = lambda: ended.append(time.monotonic())
         take_part(made, 0, b"of rank 0")
         own = caller(made, 1)

@@ -90,6 +90,18 @@ def test_weights_are_not_all(model, fail):
     assert suspect(model) == []
 
 
+def test_a_model_that_its_first_fit_has_built(fail):
+    """TensorFlow makes variables of another class within a function."""
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    fail()
+    assert len(suspect(model)) == 2 + len(model.optimizer.variables)
+    for variable in (*model.weights, *model.optimizer.variables):
+        variable.assign(variable.numpy())
+    assert suspect(model) == []
+
+
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_training_on_makes_nothing_whole(model, fail, run_eagerly):
     before = {*suspect(model)}

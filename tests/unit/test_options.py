@@ -20,7 +20,7 @@ SETTINGS = [
     *(row.metadata["setting"] for row in dataclasses.fields(settings.Settings)),
 ]
 # A variable of a rank's place, which has a table of its own.
-ELSEWHERE = {"KERAS_HVD_REQUIRE_SIZE"}
+ELSEWHERE = {"KERAS_HVD_REQUIRE_SIZE", "KERAS_HVD_JOB_ID"}
 
 
 def rows(page: str, head: str) -> list[list[str]]:
@@ -85,7 +85,7 @@ def test_what_options_set_is_read():
 
 @pytest.mark.parametrize(
     "argument, value, name",
-    [("np", 0, "np"), ("num_proc", 0, "num_proc"), ("max_np", 1, "max_np")],
+    [("np", 0, "np"), ("num_proc", 0, "num_proc"), ("slots", 0, "slots")],
 )
 def test_errors_name_arguments_of_run_as_they_were_given(argument, value, name):
     with pytest.raises(UsageError) as raised:
@@ -98,3 +98,8 @@ def test_run_takes_a_list_where_an_option_has_commas():
     given = {"num_proc": 2, "network_interfaces": ["eth0", "eth1"]}
     options = command_line.of_arguments(given, ["true"])
     assert options.variables == {"KERAS_HVD_NETWORK_INTERFACES": "eth0,eth1"}
+
+
+def test_run_takes_as_many_values_as_an_option_has():
+    given = {"num_proc": 2, "min_np": 1, "cooldown_range": (1, 2.5)}
+    assert command_line.of_arguments(given, ["true"]).cooldown_range == [1.0, 2.5]

@@ -33,7 +33,7 @@ builtins.__import__ = without_framework
 PROGRAM = """
 import importlib, pkgutil, sys
 
-MADE_FOR_IT = ".backends.tensorflow."
+MADE_FOR_IT = (".backends.tensorflow.", ".backends.torch.")
 {refuse}
 import keras_hvd
 
@@ -42,7 +42,8 @@ for room in {rooms}:
     for module in pkgutil.walk_packages(
         getattr(found, "__path__", []), f"keras_hvd.{{room}}."
     ):
-        if not module.name.endswith("__main__") and MADE_FOR_IT not in module.name:
+        is_made_for_it = any(each in module.name for each in MADE_FOR_IT)
+        if not module.name.endswith("__main__") and not is_made_for_it:
             importlib.import_module(module.name)
     print(room)
 print(keras_hvd.allreduce)

@@ -154,6 +154,29 @@ def test_ranks_draw_different_numbers(rank, size):
     state.restore()
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_gradients_added_up_so_far_are_those_of_all_that_have_them(
+    is_scaled, rank, size
+):
+    """Each rank has its own, and would else send the root's for itself too."""
+    model = made(0)
+    inner = keras.optimizers.SGD(gradient_accumulation_steps=4)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner) if is_scaled else inner
+    state = elastic.KerasState(model, keras_hvd.DistributedOptimizer(optimizer))
+    state.sync()
+    accumulators = inner._accumulated_gradients
+    for each in accumulators:
+        each.assign(keras.ops.full_like(each, np.nan if rank == 0 else rank))
+    if rank != 0:
+        # The first rank has what does not count.
+        state.commit()
+    state.sync()
+    mean = np.mean(range(1, size)) if size > 1 else np.nan
+    state.restore()
+    for each in accumulators:
+        np.testing.assert_allclose(each.numpy(), np.full(each.shape, mean))
+
+
 def test_nobody_is_asked_in_a_job_that_keeps_its_ranks(state, rank, counters):
     before = counters().tensors
     for _ in range(rank + 1):
@@ -164,7 +187,7 @@ def test_nobody_is_asked_in_a_job_that_keeps_its_ranks(state, rank, counters):
 
 def test_all_leave_at_the_same_commit_for_those_that_wait(state, rank, monkeypatch):
     """Those of whom rank 0 has heard; the others may have heard sooner or later."""
-    told = renewal.Renewal("job", rank, gains=True)
+    told = renewal.Renewal("job", rank, rank, gains=True)
     monkeypatch.setenv(*next(iter(told.variables().items())))
     here, there = map(renewal.Words, socket.socketpair())
     monkeypatch.setattr(world, "_words", here)

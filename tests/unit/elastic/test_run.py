@@ -84,7 +84,7 @@ def test_a_rank_that_is_new_joins_first(state, job, monkeypatch):
     """With a state that does not count, it has nothing to restore."""
     monkeypatch.setattr(world, "is_new", lambda: job.renewals == 0)
     elastic.run(lambda state: state.calls.append("train"))(state)
-    assert (state.calls, job.renewals) == (["sync", "train"], 1)
+    assert (state.calls, job.renewals) == (["reset", "sync", "train"], 1)
 
 
 def test_an_exception_of_the_training_itself_is_raised(state, job):

@@ -207,3 +207,27 @@ def test_what_was_restored_may_be_saved_to_files(nothing_noted, tmp_path):
     model.save(tmp_path / "model.keras")
     with pytest.raises(keras_hvd.RankFailedError, match="rank 1 died"):
         other.save(tmp_path / "other.keras")
+
+
+def test_the_optimizer_of_a_strategys_model_is_built():
+    with keras_hvd.Strategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    state = elastic.KerasState(model)
+    before = values(model)
+    train(model)
+    state.restore()
+    for found, expected in zip(values(model), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_ranks_with_other_schedules_differ():
+    """A schedule is in no variable: their weights would drift apart."""
+
+    def parts(rate):
+        return elastic.KerasState(made(keras.optimizers.Adam(rate)))._parts()
+
+    schedules = [keras_hvd.warmup_schedule(0.1 * size, 9) for size in (3, 4)]
+    assert parts(schedules[0]) != parts(schedules[1])
+    # These are in a variable, which ranks get.
+    assert parts(0.1) == parts(0.2)

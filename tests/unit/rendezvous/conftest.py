@@ -83,6 +83,7 @@ class Job:
         timeout = changes.pop("timeout", self.timeout)
         wanted = changes.pop("wanted_links", links_with_other_hosts)
         tls = changes.pop("tls", self.tls)
+        cancel = changes.pop("cancel", None)
         where = [address.parse(changes.pop("rendezvous", self.rendezvous))]
         point = MeetingPoint(where, secret, **changes.pop("point", {}))
         place = {
@@ -93,7 +94,7 @@ class Job:
             "host_key": key,
             **changes,
         }
-        met = RankIdentity(**place), point, wanted, timeout, tls
+        met = RankIdentity(**place), point, wanted, timeout, tls, cancel
         self.started.start(name, ranks.meet, *met)
 
     def end(self) -> list[Meeting]:

@@ -36,3 +36,17 @@ def test_names_those_that_are_here():
         RendezvousError, match="no network interface 'no0' or 'no1'.*lo"
     ):
         network_interfaces.addresses(["no0", "no1"])
+
+
+def test_a_host_is_reached_by_the_name_that_others_know(monkeypatch):
+    """Of several addresses, also by one of IPv6, and never by one that is not its."""
+    own = ["10.0.0.1", "10.0.1.1", "fd00::2"]
+    monkeypatch.setattr(network_interfaces, "reachable", lambda names: own)
+    for names, expected in {
+        ("10.0.1.1",): "10.0.1.1",
+        ("fd00:0::2",): "fd00::2",
+        ("[fd00::2]",): "fd00::2",
+        ("192.0.2.7", "10.0.1.1"): "10.0.1.1",
+        ("192.0.2.7",): "10.0.0.1",
+    }.items():
+        assert network_interfaces.reached_as(names, []) == expected

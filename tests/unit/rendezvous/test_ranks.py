@@ -94,6 +94,18 @@ def test_all_know_where_all_are(new_job):
     assert table.job.startswith("rendezvous-")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_meeting_that_is_called_off_ends(new_job, rank):
+    """Although the other rank never comes."""
+    cancel, calls_off = os.pipe()
+    job = new_job(2)
+    job.start(rank, cancel=cancel)
+    os.write(calls_off, b"!")
+    assert "the start was cancelled" in job.errors()[rank]
+    os.close(calls_off)
+    os.close(cancel)
+
+
 def test_the_table_is_written_once_for_all(new_job, monkeypatch):
     written = []
     pack = gathering.pack
