@@ -100,8 +100,10 @@ class TaggedLines:
         begun = _BEGUN_TAG.search(self._held)
         end = begun.start() if begun else len(self._held)
         now, self._held = self._held[:end], self._held[end:]
+        # What only comes now is held for as long as on a rank's own pipe.
+        held = [one for one in self._lines.values() if one.is_holding]
         self._pass_on(now)
-        for one in self._lines.values():
+        for one in held:
             one.show_held()
 
     def finish(self) -> None:

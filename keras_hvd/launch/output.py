@@ -30,7 +30,7 @@ _LINE_BYTES = 1 << 16
 
 # Long enough for a rank to end its line with a second write, and too short to notice.
 # Without it, other ranks' lines would cut through rank 0's.
-_HOLD_SECONDS = 0.02
+_HOLD_SECONDS = 0.1
 
 _PIECES = re.compile(rb"[^\r\n]*(?:[\r\n]|\Z)")
 
@@ -93,14 +93,14 @@ class Screen:
         elif self.is_terminal:
             self._write(_CLEAR_LINE + lines + unfinished.redrawn())
         else:
-            unfinished.leave_line()
+            unfinished.cut_off()
             self._unfinished = None
             self._write(b"\n" + lines)
 
     def write_live(self, source: "LiveLines", data: bytes) -> None:
         """Writes a live stream's formatted output, complete or not."""
         if self._unfinished not in (None, source):
-            self._unfinished.leave_line()
+            self._unfinished.cut_off()
             self._write(b"\n")
         self._unfinished = source if source.shown else None
         self._write(data)
@@ -255,6 +255,7 @@ class LiveLines:
         self._returns = returns
         self._held = b""
         self._is_rewinding = False
+        self._was_cut_off = False
         self.shown = b""
         """The unfinished line as the screen shows it; empty between lines."""
 
@@ -299,7 +300,16 @@ class LiveLines:
         self.shown = b""
         self._is_rewinding = False
 
+    def cut_off(self) -> None:
+        """Forgets the unfinished line, which another's line ends on the screen."""
+        self.leave_line()
+        self._was_cut_off = True
+
     def _format(self, piece: bytes) -> bytes:
+        if piece and self._was_cut_off:
+            self._was_cut_off = False
+            if piece == b"\n":
+                return b""  # The line has ended already.
         text = piece.rstrip(b"\r\n")
         end = piece[len(text) :]
         if not self.shown or self._is_rewinding:
@@ -460,8 +470,9 @@ class Stream:
 
     def show_held(self) -> None:
         """Shows the beginning of a line whose rest has not arrived."""
-        self.show_at = None
         self._lines.show_held()
+        again = self._lines.is_holding
+        self.show_at = time.monotonic() + _HOLD_SECONDS if again else None
 
     def close(self) -> None:
         """Ends the last line and closes the files."""

@@ -1,14 +1,24 @@
 """khvdrun's reading of the output of ranks, also of very long lines."""
 
 import importlib
+import os
 import pkgutil
 import re
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from keras_hvd.launch import report
-from keras_hvd.launch.output import Tail
+from keras_hvd.launch import command_line, report
+from keras_hvd.launch.handed_over import TaggedLines
+from keras_hvd.launch.output import (
+    CarriageReturnFilter,
+    LiveLines,
+    Prefix,
+    Screen,
+    Tail,
+    WholeLines,
+)
 from keras_hvd.launch.rank import Rank
 
 _LETTERS = 1 << 17
@@ -83,3 +93,39 @@ def test_the_last_error_is_found_in_whatever_a_rank_writes():
 def test_what_would_act_on_a_terminal_is_shown_as_text():
     (line,) = tail_of(b"\x1b[1;31mError\x1b[0m: tensor 'a\x1b[2J\x07\tb'\n").lines()
     assert line == "Error: tensor 'a\\x1b[2J\\x07\tb'"
+
+
+@pytest.fixture
+def screen() -> Iterator[tuple[Screen, Callable[[], str]]]:
+    """A screen that is no terminal, and what it shows."""
+    end, descriptor = os.pipe()
+    yield Screen(descriptor), lambda: os.read(end, 1 << 16).decode()
+    os.close(end)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("rest", "shown"), [(b"\nnext\n", "[0] next\n"), (b" b\n\n", "[0]  b\n[0] \n")]
+)
+def test_a_line_that_another_ranks_line_cuts_off_ends_once(screen, rest, shown):
+    """A print() of two writes, with a pause between them."""
+    screen, read = screen
+    live = LiveLines(screen, Prefix(0, False), CarriageReturnFilter())
+    live.feed(b"text")
+    live.show_held()
+    WholeLines(screen, Prefix(1, False)).feed(b"other\n")
+    live.feed(rest)
+    assert read() == f"[0] text\n[1] other\n{shown}"
+
+
+def test_a_line_is_held_for_its_time_however_long_anothers_was(screen):
+    """Under mpirun the ranks have one stream, and one time at which to show lines."""
+    screen, read = screen
+    tag = re.compile(rb"\[(\d)\]<rank>:")
+    options = command_line.parse(["-np", "2", "true"])
+    lines = TaggedLines(options, screen, tag, None, Tail(1), {})
+    lines.feed(b"[0]<rank>:text")
+    lines.show_held()
+    assert lines.is_holding
+    lines.feed(b"[1]<rank>:other\n[0]<rank>: more\n")
+    assert read() == "[1] other\n[0] text more\n"
