@@ -38,6 +38,8 @@ constexpr unsigned long kGetInfo = _IOWR(0xFF, 11, ProcessInfo);
 // for sure how it ended. The wait is short because everybody waits for the failure
 // meanwhile.
 constexpr int kReapMilliseconds = 5;
+// How often, while it seems to run still. Threads that wait for a core delay an exec.
+constexpr int kReapTries = 40;
 
 // Describes a status from waitpid.
 std::string HowItEndedText(int status) {
@@ -121,7 +123,8 @@ Liveness::Liveness(std::shared_ptr<Segment> segment, const Topology& topology)
       index_(topology.local_index(topology.rank())),
       ranks_(topology.local_ranks()),
       job_(segment_, topology),
-      processes_(segment_->size(), -1) {
+      processes_(segment_->size(), -1),
+      programs_(segment_->size()) {
   // First: without it, nothing is left that the destructor would have to end.
   life_thread_ = StartThread("keras_hvd life", [this] { HoldLife(); });
   wake_socket_ = eventfd(0, EFD_CLOEXEC);
@@ -164,7 +167,9 @@ void Liveness::Watch(const std::vector<int>& connections) {
 
 void Liveness::OpenProcess(int peer) {
   // Fails in another pid namespace or on an old kernel; reports then say less.
-  processes_[peer] = syscall(SYS_pidfd_open, segment_->block(peer).pid.load(), 0);
+  const int pid = segment_->block(peer).pid.load();
+  processes_[peer] = syscall(SYS_pidfd_open, pid, 0);
+  programs_[peer] = ProgramOf(pid);
 }
 
 void Liveness::HoldLife() {
@@ -237,10 +242,13 @@ std::string Liveness::HowItEnded(int peer) {
   const int status = StatusOf(block.pid.load());
   if (status != 0) return HowItEndedText(status);
   pollfd reaped = {processes_[peer], 0, 0};
-  if (poll(&reaped, 1, kReapMilliseconds) == 0) {
-    // Threads end where their process goes on with another program, too.
+  for (int tries = kReapTries; poll(&reaped, 1, kReapMilliseconds) == 0;) {
+    // Threads end where their process goes on with another program, too, and before it
+    // does. It may be the same program again.
     const std::string program = ProgramOf(block.pid.load());
-    if (!program.empty()) return "called exec: its process runs '" + program + "' now";
+    if (program.empty()) break;
+    if (program != programs_[peer] || --tries == 0)
+      return "called exec: its process runs '" + program + "' now";
   }
   ProcessInfo info = {};
   info.mask = kInfoExit;

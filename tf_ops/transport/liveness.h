@@ -57,7 +57,8 @@ class Liveness {
   std::thread life_thread_;
   std::thread socket_thread_;
   std::vector<int> processes_;  // pidfds by rank, used only to learn how a rank ended
-  int wake_socket_ = -1;        // eventfd that ends WatchConnections
+  std::vector<std::string> programs_;  // what they ran when the watch began
+  int wake_socket_ = -1;               // eventfd that ends WatchConnections
 };
 
 // The state letter of a process from /proc ('T' stopped, 'D' uninterruptible, ...), or
