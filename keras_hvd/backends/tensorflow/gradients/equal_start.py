@@ -37,6 +37,8 @@ _ELEMENTS = 1024
 
 # At the end, a comparison that another rank has not joined is given up.
 _PATIENCE_SECONDS = 2
+# The end of a process set would then fail, on all ranks.
+_PATIENCE_OF_SET_SECONDS = 30
 
 # The jobs and process sets in which weights were compared.
 _compared: set[tuple[basics.Epoch, int]] = set()
@@ -189,8 +191,9 @@ def _tell(process_set: int | None = None) -> None:
     Without this rank those of the others would fail, and an end of the set with them.
     """
     ending = [each for each in _comparisons if process_set in (None, each.number)]
+    patience = _PATIENCE_SECONDS if process_set is None else _PATIENCE_OF_SET_SECONDS
     for each in ending:
-        each.result.join(_PATIENCE_SECONDS)
+        each.result.join(patience)
     warn_of_difference()
     for each in ending:
         if each in _comparisons:
