@@ -12,7 +12,7 @@ from keras_hvd.launch import processes
 _libc = ctypes.CDLL(None, use_errno=True)
 # The C library's process-shared semaphores are futexes, and no larger than this.
 _SEMAPHORE_BYTES = 64
-_ANSWER_SECONDS = 2
+_ANSWER_SECONDS = 30
 
 
 class Copy:
