@@ -262,6 +262,9 @@ class ElasticJob(SpeakingJob):
 
     def _follow(self) -> None:
         """Does what the state machine has decided."""
+        # Who hears that the job goes on may ask for its status at once.
+        if self._number != self._membership.generation:
+            self._note_generation()
         for act in self._membership.take_acts():
             match act:
                 case Start(number, count):
@@ -275,8 +278,6 @@ class ElasticJob(SpeakingJob):
                 case Say(line):
                     self._say(line)
                     self._said.append((time.time(), "change", line))
-        if self._number != self._membership.generation:
-            self._note_generation()
 
     def _start_one(self, number: int, count: int) -> None:
         try:
