@@ -14,9 +14,7 @@ from keras_hvd.data.plan import DEALT
 from keras_hvd.job import log
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
-
-DIVIDED = "KERAS_HVD_DIVIDED_DATA"
-"""What has given this rank its part of the data already, such as Ray Data."""
+from keras_hvd.job.settings import DIVIDED
 
 POLICIES = ("auto", "file", "data", "off")
 

@@ -31,6 +31,9 @@ MOST_DATA_CONNECTIONS = 16
 # The engine counts in 64 bits.
 _MOST = 2**63 - 1
 
+DIVIDED = "KERAS_HVD_DIVIDED_DATA"
+"""The variable that tells what has given a rank its part of the data already."""
+
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """Values of `KERAS_HVD_LOG_LEVEL`, as khvd_log_level in c_api.h, from 1."""
 

@@ -32,8 +32,8 @@ _ELASTIC = (
 )
 
 
-# Time for the other ranks to end after one has failed, as in `keras_hvd.run`.
-_PATIENCE_SECONDS = 5
+# Time for the other ranks to end after one has failed, as in keras_hvd.spark.
+_PATIENCE_SECONDS = 10
 
 
 @dataclass

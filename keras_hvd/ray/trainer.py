@@ -13,8 +13,8 @@ from ray.train import DataConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from keras_hvd.data.shard import DIVIDED
 from keras_hvd.job import basics
+from keras_hvd.job.settings import DIVIDED
 from keras_hvd.launch.places import Node
 from keras_hvd.ray import places
 

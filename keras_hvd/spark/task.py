@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow
 
-from keras_hvd.data.shard import DIVIDED
 from keras_hvd.exceptions import RankFailedError
+from keras_hvd.job.settings import DIVIDED
 from keras_hvd.launch import call, places, report
 from keras_hvd.launch.call import Outcome
 from keras_hvd.launch.options import Options
