@@ -16,13 +16,13 @@ import contextlib
 import os
 import secrets
 import selectors
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
 import network
+from free_port import free_port
 
 # In a network that no other process uses.
 _PORT = 29400
@@ -34,9 +34,7 @@ Hosts = tuple[Callable[[int, list[str]], list[str]], str]
 @contextlib.contextmanager
 def hosts_with_keys() -> Iterator[Hosts]:
     """Hosts that are this machine and its network."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
-    yield lambda number, words: words, rendezvous
+    yield lambda number, words: words, f"127.0.0.1:{free_port()}"
 
 
 @contextlib.contextmanager
@@ -79,6 +77,9 @@ def run(counts: list[str], command: list[str], hosts: Hosts) -> int:
                     + ["--rendezvous", rendezvous, "-np", count, *command],
                 ),
                 env={
+                    # The switch of slow networks is a process, which may have no core
+                    # for some seconds.
+                    "KERAS_HVD_HOST_TIMEOUT_SECONDS": "30",
                     **os.environ,
                     "KERAS_HVD_HOST_KEY": f"host {number}",
                     "KERAS_HVD_TEST_HOSTS": " ".join(counts),

@@ -4,7 +4,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import elastic_jobs
 import network
 import numpy as np
 import pytest
+from free_port import free_port
 from sklearn.datasets import load_digits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -148,7 +148,7 @@ class Launcher:
         return Job([*map(str, before), *command], env=environment, **popen)
 
     def run(
-        self, *arguments: object, timeout: float = 60, input=None, **popen
+        self, *arguments: object, timeout: float = 200, input=None, **popen
     ) -> subprocess.CompletedProcess:
         if input is not None:
             popen["stdin"] = subprocess.PIPE
@@ -223,8 +223,7 @@ def by_ssh(hosts, tmp_path):
 
 @pytest.fixture
 def rendezvous() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
@@ -319,7 +318,7 @@ def train_mnist(
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return keras.saving.load_model(tmp_path / "mnist.keras").get_weights()

@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import unittest.mock
 from pathlib import Path
 
 import pytest
+from free_port import free_port
 
 import keras_hvd
 from keras_hvd.launch.diagnosis import shared_memory
@@ -49,7 +49,7 @@ def findings(text: str) -> dict[str, tuple[str, str]]:
 def diagnose(*arguments: str, **popen) -> tuple[subprocess.CompletedProcess, dict]:
     command = popen.pop("command", DIAGNOSE)
     ended = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=60, **popen
+        [*command, *arguments], capture_output=True, text=True, timeout=200, **popen
     )
     assert ended.stderr == ""
     return ended, findings(ended.stdout)
@@ -67,7 +67,7 @@ def test_measures_two_ranks(khvdrun):
     assert found["TensorFlow"][0] == found["Keras"][0] == "ok"
     assert re.fullmatch(r"0 in \d+ sleeps", found["lost wake-ups"][1])
     assert re.match(r"\d+ MiB take [\d.]+ [mu]s, when used", found["new memory"][1])
-    assert seconds < 60
+    assert seconds < 120
     last = ended.stdout.splitlines()[-1]
     assert re.fullmatch(
         r"a job of 2 ranks runs; \d+ warnings?; diagnosed in \d+ s", last
@@ -218,8 +218,7 @@ def test_ends_with_ctrl_c(khvdrun):
 
 
 def test_measures_the_network_between_hosts(khvdrun):
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
+    rendezvous = f"127.0.0.1:{free_port()}"
     started = [
         khvdrun.start(
             *("--diagnose", "-np", 2 - number, "--nnodes", 2, "--node-rank", number),

@@ -2,13 +2,14 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from free_port import free_port
 
 RANK = Path(__file__).parent / "ranks" / "idle.py"
 
@@ -23,9 +24,7 @@ def start(khvdrun, hosts: list[int], *command: object) -> list[subprocess.Popen]
     """A khvdrun for each host, with its ranks; all are this machine."""
     if len(hosts) == 1:
         return [khvdrun.start("-np", hosts[0], *command)]
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
-    job = ("--nnodes", len(hosts), "--rendezvous", rendezvous)
+    job = ("--nnodes", len(hosts), "--rendezvous", f"127.0.0.1:{free_port()}")
     return [
         khvdrun.start(
             *(*job, "--node-rank", number, "-np", ranks, *command),

@@ -4,21 +4,14 @@ With one rank they run as they are, with the values that TensorFlow expects; wit
 several, with the values of as many replicas. Each test runs eagerly and in a graph.
 """
 
-import socket
 import unittest.mock
 
 import tensorflow as tf
+from free_port import free_port
 from tensorflow.python.distribute import strategy_test_lib
 from tensorflow.python.framework import test_util
 
 import keras_hvd
-
-
-def unused_port():
-    """A port without a listener."""
-    with socket.socket() as each:
-        each.bind(("localhost", 0))
-        return each.getsockname()[1]
 
 
 class _Eagerly:
@@ -158,7 +151,7 @@ class _OneDevice:
             self.skipTest("starts servers, in a process that is the only one")
         # TensorFlow asks a package for free ports that it does not come with.
         self.enterContext(
-            unittest.mock.patch.object(test_util, "pick_unused_port", unused_port)
+            unittest.mock.patch.object(test_util, "pick_unused_port", free_port)
         )
 
 
