@@ -1,6 +1,7 @@
 // Process sets: their order, their independence, and who may use them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <string>
@@ -84,10 +85,10 @@ TEST(ProcessSetTest, OneThatIsHeldUpInTheMiddleHoldsUpNoOther) {
 }
 
 // Rank 0 adds it while its engine's thread sleeps, which so far need not hear the
-// others' submissions. It has nothing to do afterwards.
-TEST(ProcessSetTest, OneWithoutAnIdleRank0NeedsNothingOfIt) {
+// others' submissions. It has nothing to do afterwards. Returns how long these take.
+Clock::duration ReduceWithoutAnIdleRank0() {
   Job job(3);
-  ASSERT_TRUE(job[0].AwaitRest());
+  EXPECT_TRUE(job[0].AwaitRest());
   std::vector<std::thread> add;
   for (const int rank : {1, 2}) {
     const int64_t sleeps = job[rank].counters().sleeps;
@@ -105,8 +106,17 @@ TEST(ProcessSetTest, OneWithoutAnIdleRank0NeedsNothingOfIt) {
                             job[2].Submit(In(id, Sum("x", {1})))};
   EXPECT_EQ(job[1].End(numbers[0]).message, "");
   EXPECT_EQ(job[2].End(numbers[1]).message, "");
-  // Not when the waiting rank looks for stalls, and rings.
-  EXPECT_LT(Clock::now() - begin, StallWatch::kInterval / 2);
+  return Clock::now() - begin;
+}
+
+TEST(ProcessSetTest, OneWithoutAnIdleRank0NeedsNothingOfIt) {
+  // Not when the waiting rank looks for stalls, and rings. A busy machine may delay
+  // one.
+  Clock::duration least = Clock::duration::max();
+  for (int i = 0; i < 3 && least >= StallWatch::kInterval / 2; ++i) {
+    least = std::min(least, ReduceWithoutAnIdleRank0());
+  }
+  EXPECT_LT(least, StallWatch::kInterval / 2);
 }
 
 TEST(ProcessSetTest, ARankOutsideOfItFailsAtOnceAndHoldsUpNobody) {

@@ -178,10 +178,10 @@ TEST(StallTest, InTheMiddleOfACollectiveNamesTheRankThatHoldsItUp) {
 TEST(StallTest, ARequestThatIsUnderWayAgainAndAgainDoesNotStall) {
   EngineOptions options;
   options.stall_warning_seconds = -1;
-  options.stall_abort_seconds = 1;
+  options.stall_abort_seconds = 3;
   Job job(2, options);
-  // For two seconds there is always one more of the name than both have submitted.
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(2);
+  // For five seconds there is always one more of the name than both have submitted.
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(5);
   size_t number = job[0].Submit(Sum("x", {1}));
   while (Clock::now() < end) {
     const size_t next = job[0].Submit(Sum("x", {1}));
