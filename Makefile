@@ -36,7 +36,8 @@ INSTALLED := $(VENV)/.installed
 BUILT := $(NATIVE)/$(VENV).built
 CXX_SOURCES = $(shell find tf_ops benchmarks/simulation -name '*.cc' -o -name '*.h') \
 	$(wildcard benchmarks/*.c)
-NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
+NATIVE_SOURCES := $(shell find tf_ops bazel -type f -not -name '*.pyc') \
+	WORKSPACE BUILD .bazelrc .bazelignore
 BAZEL_OPTIONS = $(OTHER_MACHINE:%=--config=%) \
 	--repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 BAZEL_TEST = bazel test $(BAZEL_OPTIONS)

@@ -16,7 +16,7 @@ from typing import Any
 import network
 
 # The machine may be busy.
-_RUN_SECONDS = 240
+_RUN_SECONDS = 600
 
 
 def processes() -> list[int]:

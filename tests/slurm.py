@@ -18,7 +18,7 @@ from pathlib import Path
 import network
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
-_LATEST_SECONDS = 30
+_LATEST_SECONDS = 90
 # Slurm places as many tasks as it is told, on any machine.
 _CORES_PER_NODE = 4
 

@@ -13,6 +13,12 @@ from ray_cluster import RayCluster
 from spark_cluster import Session, SparkCluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Each is several jobs of TensorFlow, on cores that other tests use too.
+    for item in items:
+        item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RayCluster]:
     if why := network.unavailable():
@@ -44,7 +50,7 @@ def session(request, spark) -> Iterator[Session]:
 def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until a condition holds."""
 
-    def wait(condition: Callable[[], bool], seconds: float = 200) -> None:
+    def wait(condition: Callable[[], bool], seconds: float = 400) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 
 import ray
@@ -208,7 +209,9 @@ def runs_the_page():
 
 
 def executor(**options):
-    settings = keras_hvd.ray.RayExecutor.create_settings(placement_group_timeout_s=60)
+    settings = keras_hvd.ray.RayExecutor.create_settings(
+        timeout_s=120, placement_group_timeout_s=200
+    )
     return keras_hvd.ray.RayExecutor(settings, **options)
 
 
@@ -303,5 +306,11 @@ def error_of(call):
 
 if __name__ == "__main__":
     ray.init()
+    # What the last driver had may be taken for a moment longer.
+    latest = time.monotonic() + 60
+    while time.monotonic() < latest and (
+        ray.available_resources().get("CPU") != ray.cluster_resources().get("CPU")
+    ):
+        time.sleep(0.1)
     scenario, *arguments = sys.argv[1:]
     print("RETURNED", json.dumps(globals()[scenario](*arguments)), flush=True)

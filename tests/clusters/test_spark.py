@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,10 +97,11 @@ def test_the_error_of_a_rank_is_raised(session, tmp_path):
 
 def test_the_error_of_a_rank_ends_others_that_compute(session, tmp_path, eventually):
     how = "raises while another computes"
-    kind, text, cause, seconds = session.run("failing", how, str(tmp_path))
+    kind, text, cause, _ = session.run("failing", how, str(tmp_path))
+    began = max(each.stat().st_mtime for each in tmp_path.glob("rank-?"))
     assert (kind, text) == ("LookupError", "no such thing")
     assert cause.startswith("on rank 1 on 10.")
-    assert seconds < 60
+    assert time.time() - began < 60
     require_end(ranks_in(tmp_path), eventually)
 
 
@@ -241,6 +243,6 @@ def test_without_a_session_it_says_what_to_do(spark):
 
 def test_the_example(spark):
     with spark.program(EXAMPLE) as program:
-        printed, _ = program.communicate(timeout=240)
+        printed, _ = program.communicate(timeout=600)
     assert program.returncode == 0, printed
     assert float(re.search(r"accuracy: ([\d.]+)", printed)[1]) > 0.8

@@ -11,11 +11,11 @@ import json
 import pathlib
 import re
 import shutil
-import socket
 import sys
 import textwrap
 
 import pytest
+from free_port import free_port
 
 from keras_hvd.launch.options import BY_NAME
 
@@ -448,7 +448,9 @@ for name in ("first.json", "second.json"):
         allreduce(f"gradient {{step % 3}}", 1 << 18)
     if recording:
         keras_hvd.stop_timeline()
-print("trained", keras_hvd.rank(), keras_hvd.size(), *sys.argv[1:], flush=True)
+words = "trained", keras_hvd.rank(), keras_hvd.size(), *sys.argv[1:]
+# In one piece: others' lines may end one of rank 0's within which it pauses.
+os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 if keras_hvd.rank() == 0:
     sys.stdin.readline()
     if recording:
@@ -474,11 +476,6 @@ def ranks_of(printed: str, size: int, arguments: str = "") -> list[int]:
     """The ranks of a job of this size that have trained."""
     lines = re.findall(rf"\[(\d)\] trained \1 {size}{arguments}$", printed, re.M)
     return sorted(map(int, lines))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def without_numbers(text: str) -> str:
@@ -609,7 +606,8 @@ def test_one_machine_plays_two_hosts(commands, run, folder):
     run(SECRET, folder, **home)
     (folder / "train.py").write_text(
         "import keras_hvd\nkeras_hvd.init()\n"
-        "print('hosts:', keras_hvd.cross_size(), 'ranks here:', keras_hvd.local_size())"
+        "hosts, here = keras_hvd.cross_size(), keras_hvd.local_size()\n"
+        "print(f'hosts: {hosts} ranks here: {here}\\n', end='')"
     )
     export, start = commands
     start = start.replace("29400", str(free_port()))

@@ -207,7 +207,7 @@ for part in (slice(None), uneven):
     for name, value in whole.items():
         np.testing.assert_allclose(fitted.history[f"val_{name}"], [value], rtol=1e-4)
         np.testing.assert_allclose(of_parts[name], value, rtol=1e-4)
-print("rows", len(x[uneven]))
+print(f"rows {len(x[uneven])}\\n", end="")
 if rank == 0:
     optimizer.apply([tf.ones((3, 1)), tf.ones(1)], model.trainable_variables)
 """
@@ -265,7 +265,8 @@ def test_a_signal_shows_where_a_rank_hangs(folder):
 
 
 def find_pid(line: str) -> re.Match | None:
-    return re.search(r"rank 1 \(pid (\d+)", line)
+    # It may be late for the first allreduce, and be named for that, too.
+    return re.search(r"rank 1 \(pid (\d+) .*its last was barrier", line)
 
 
 def test_a_script_for_tf_distribute_moves(run, tmp_path):

@@ -1,10 +1,10 @@
 """khvdrun --min-np: what is left of a job goes on, and its weights are right."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
-import time
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def train(khvdrun, tmp_path):
         ended = khvdrun.run(
             *("-np", 4, "--min-np", minimum, *options),
             *(sys.executable, script, tmp_path, *values),
-            timeout=120,
+            timeout=200,
             env=variables,
         )
         seen = [json.loads(each.read_text()) for each in tmp_path.glob("*.json")]
@@ -63,19 +63,19 @@ def test_two_die_at_once(train, one_process):
 
 def test_another_one_dies_while_they_join(train, one_process):
     """They do not wait for it until the time for joining is over."""
-    since = time.monotonic()
     ended, seen = train(1, "5", 2, "5?")
-    assert time.monotonic() - since < 50
     assert ended.returncode == 0, ended.stderr
     check(seen, one_process, [4, 2])
+    (seconds,) = re.findall(r"goes on with 2 of 4 ranks after (\S+) s", ended.stderr)
+    assert float(seconds) < 50
 
 
 def test_one_that_is_stopped_is_killed(train, one_process):
-    ended, seen = train(3, "6-", "--elastic-timeout=5")
+    ended, seen = train(3, "6-", "--elastic-timeout=15")
     assert ended.returncode == 0, ended.stderr
     check(seen, one_process, [4, 2])
     assert (
-        "has not left the job that failed for 5 s (--elastic-timeout)" in ended.stderr
+        "has not left the job that failed for 15 s (--elastic-timeout)" in ended.stderr
     )
 
 
@@ -135,7 +135,7 @@ def test_nobody_is_waited_for_in_vain(khvdrun, tmp_path):
 
 def test_one_that_is_stopped_as_it_joins_is_killed(train):
     """The others do not wait until the time for joining is over."""
-    words = *AGAIN, 3, "5", "3new", "once", "--elastic-timeout=5"
+    words = *AGAIN, 3, "5", "3new", "once", "--elastic-timeout=15"
     ended, seen = train(*words, MEMBERS="4", **COUNTS)
     assert ended.returncode == 0, ended.stderr
     assert [each["sizes"] for each in seen] == [[4, 3, 3, 4]] * 3 + [[4]]

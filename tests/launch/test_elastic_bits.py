@@ -25,7 +25,7 @@ def train(khvdrun, tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         command = sys.executable, SCRIPT, folder, *words
-        ended = khvdrun.run(*options, "--min-np", 2, *command, timeout=120, on=on)
+        ended = khvdrun.run(*options, "--min-np", 2, *command, timeout=200, on=on)
         assert ended.returncode == 0, ended.stderr
         began = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
         ends = [dict(np.load(folder / f"end-{rank}.npz")) for rank in (0, 1)]

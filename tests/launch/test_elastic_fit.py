@@ -22,7 +22,7 @@ def train(khvdrun, tmp_path):
         ended = khvdrun.run(
             *("-np", 3, "--min-np", 2, *options),
             *(sys.executable, SCRIPT, tmp_path, *words),
-            timeout=120,
+            timeout=200,
             env=variables,
         )
         assert ended.returncode == 0, ended.stderr

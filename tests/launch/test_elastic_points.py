@@ -51,7 +51,7 @@ def run(request, khvdrun, tmp_path, two_hosts):
             *("-np", 4, "--min-np", least, *given, *options),
             *(sys.executable, SCRIPT, tmp_path, first, following, point),
             *(*chance.engine, "--ends-with", ends_with, *words),
-            timeout=60,
+            timeout=200,
             on=on,
             env=variables,
         )
@@ -102,9 +102,9 @@ def test_one_that_is_stopped_is_dropped(run, chance):
     first, following = chance.sample(range(4), 2)
     stalls = {
         "KERAS_HVD_STALL_WARNING_SECONDS": "1",
-        "KERAS_HVD_STALL_ABORT_SECONDS": "3",
+        "KERAS_HVD_STALL_ABORT_SECONDS": "10",
     }
-    options = ("--elastic-timeout", 3)
+    options = ("--elastic-timeout", 10)
     said = run(chance, first, following, 2, "--how", "stops", options=options, **stalls)
     assert re.search(rf"khvdrun: rank {following} \(.*: it is killed\n", said), said
 

@@ -24,7 +24,7 @@ def train(khvdrun, tmp_path):
         ended = khvdrun.run(
             *("-np", 3, "--min-np", 1, *options),
             *(sys.executable, SCRIPT, tmp_path, rows, source, *deaths),
-            timeout=120,
+            timeout=200,
             env=variables,
         )
         assert ended.returncode == 0, ended.stderr

@@ -32,10 +32,10 @@ def say(**seen):
 def run(khvdrun, tmp_path):
     """Runs a script on four ranks; returns how khvdrun ended, and what ranks said."""
 
-    def run(script, *options, minimum=2, ranks=4, timeout=60):
+    def run(script, *options, minimum=2, ranks=4):
         options = ("-np", ranks, "--min-np", minimum, *options)
         command = sys.executable, "-c", BEGIN + script, tmp_path
-        ended = khvdrun.run(*options, *command, timeout=timeout)
+        ended = khvdrun.run(*options, *command)
         said = [
             json.loads(each.read_text()) for each in sorted(tmp_path.glob("*.json"))
         ]
@@ -139,7 +139,7 @@ train(state)
 
 def test_reset_callbacks_run_on_all_ranks_of_a_later_job(run):
     """So a collective in one, such as in a `fit`, waits for nobody in vain."""
-    ended, said = run(RESET, *AGAIN, timeout=30)
+    ended, said = run(RESET, *AGAIN)
     assert ended.returncode == 0, ended.stderr
     assert [each["resets"] for each in said] == [[3, 4]] * 3 + [[4]]
 
@@ -149,7 +149,7 @@ def test_a_reset_callback_that_raises_ends_the_job(run):
     script = RESET.replace(
         "    resets.append", "    raise ValueError('no rate')\n    #"
     )
-    ended, said = run(script, *AGAIN, timeout=30)
+    ended, said = run(script, *AGAIN)
     assert ended.returncode == 1
     assert said == []
     assert "ValueError: no rate" in ended.stderr

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -88,7 +89,8 @@ def test_ranks_that_fail_give_no_result(capfd):
     # The second one may fail before the others have begun without the first.
     assert found == [(1, 0, 2), (3, 1, 2)]
     err = capfd.readouterr().err
-    assert "was killed by signal 9 (SIGKILL); 3 ranks are left\n" in err
+    # Or the second one has failed before it.
+    assert re.search(r"was killed by signal 9 \(SIGKILL\); [23] ranks are left\n", err)
     assert "[2] Traceback (most recent call last):\n" in err
     assert "[2] LookupError: a mistake of this rank alone\n" in err
 
@@ -278,7 +280,7 @@ def test_without_hosts_there_is_no_job(capfd):
             np=2,
             min_np=1,
             host_discovery_script="exit 3",
-            start_timeout=1,
+            start_timeout=5,
         )
     assert "its exit code was 3" in capfd.readouterr().err
 

@@ -324,7 +324,8 @@ WAITING = """
             signal.pause()
 
     ranks = sys.argv[1]
-    keras_hvd.launch.function._PATIENCE_SECONDS = 60 if ranks == "hear" else 0.5
+    # Those that ignore the first interrupt are killed after it.
+    keras_hvd.launch.function._PATIENCE_SECONDS = 3 if ranks == "ignore" else 60
     try:
         keras_hvd.run(wait, (ranks,), np=2)
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ def start(khvdrun, hosts, tmp_path):
 
 def ended(jobs, tmp_path):
     """What each khvdrun said, in their order, and what ranks have seen."""
-    said = [job.communicate(timeout=100) for job in jobs]
+    said = [job.communicate(timeout=200) for job in jobs]
     seen = [json.loads(each.read_text()) for each in tmp_path.glob("*.json")]
     return said, sorted(seen, key=lambda each: each["rank"])
 
@@ -124,6 +124,7 @@ def test_a_host_that_vanishes_ends_alone(start, khvdrun, hosts, tmp_path):
             said, seen = ended([first, second], tmp_path)
         finally:
             hosts[1].plug_in()
+    khvdrun.wait_until_gone()
     assert [first.returncode, second.returncode] == [0, TRY_AGAIN], said
     assert [each["sizes"] for each in seen] == [[4, 2]] * 2
     assert "node 0 at 10.87.0.1:29400 is gone" in said[1][1]
@@ -133,7 +134,7 @@ def test_all_ends_with_the_first_khvdrun(start, khvdrun, tmp_path):
     with start(0, TWO, MEMBERS="2", **COUNTS) as first, start(1, TWO) as second:
         next_line(first, "4 wait to be ")
         first.kill()
-        second.communicate(timeout=100)
+        second.communicate(timeout=200)
     assert second.returncode == 128 + signal.SIGKILL
     khvdrun.wait_until_gone()
 
@@ -141,7 +142,7 @@ def test_all_ends_with_the_first_khvdrun(start, khvdrun, tmp_path):
 def test_the_job_ends_for_all_hosts_as_it_ends_for_the_first(start):
     program = (sys.executable, "-c", "import sys; sys.exit(7)")
     with start(0, TWO, program=program) as first, start(1, TWO) as second:
-        said = [job.communicate(timeout=100) for job in (first, second)]
+        said = [job.communicate(timeout=200) for job in (first, second)]
     assert [first.returncode, second.returncode] == [7, 7], said
 
 
@@ -162,7 +163,7 @@ def test_hosts_meet_with_tls_and_a_secret_of_a_file(start, tmp_path):
 
 def test_a_host_that_does_not_come_is_said(start):
     with start(0, f"--start-timeout 1 {TWO}") as first:
-        _, err = first.communicate(timeout=100)
+        _, err = first.communicate(timeout=200)
     assert first.returncode == TRY_AGAIN
     assert "waited 1 s, and 1 of 2 hosts are there" in err
 
@@ -181,7 +182,7 @@ def test_a_host_that_does_not_belong_is_refused(start, options, variables, why):
         start(0, TWO) as first,
         start(1, f"{patience} {options}", **variables) as second,
     ):
-        _, err = second.communicate(timeout=100)
+        _, err = second.communicate(timeout=200)
         first.terminate()
     assert second.returncode == TRY_AGAIN
     assert err.startswith("khvdrun: error: ") and why in err
@@ -195,7 +196,7 @@ def test_one_of_two_hosts_with_one_number_is_told(start):
         start(1, options, on=1) as one,
         start(1, options, on=2) as other,
     ):
-        said = [job.communicate(timeout=100)[1] for job in (one, other)]
+        said = [job.communicate(timeout=200)[1] for job in (one, other)]
     assert [one.returncode, other.returncode] == [TRY_AGAIN, TRY_AGAIN]
     told = ["a host with --node-rank 1 is in the job" in each for each in said]
     assert sorted(told) == [False, True], said
@@ -214,7 +215,7 @@ def test_all_output_arrives_and_nothing_is_left(start, khvdrun):
     options = "--nnodes 2:3 -np 1"
     program = (sys.executable, "-c", LAST_LINES)
     with start(0, options, program=program) as first, start(1, options) as second:
-        out, err = first.communicate(timeout=100)
+        out, err = first.communicate(timeout=200)
         second.wait(timeout=100)
     assert [first.returncode, second.returncode] == [0, 0], err
     assert "[1] the last line\n" in out

@@ -132,7 +132,7 @@ def mpi(request, tmp_path) -> Mpi:
 
 
 def run(
-    command: list[str], mark: Path, timeout: float = 60
+    command: list[str], mark: Path, timeout: float = 150
 ) -> subprocess.CompletedProcess:
     """Runs a command whose ranks have the mark among their variables."""
     ended = subprocess.run(
@@ -283,6 +283,7 @@ def test_tcp_carries_tensors_unless_the_user_says_so(mpi, two_hosts, tmp_path, t
         assert all(by_tcp >= 4 << 20 for by_tcp, _ in one["found"])
 
 
+@pytest.mark.timeout(600)
 def test_mnist_comes_to_the_same_weights_as_on_one_host(
     any_mpi, two_hosts, mnist_on_one_host, train_mnist
 ):
@@ -507,17 +508,17 @@ def test_after_a_failure_nobody_waits_in_mpi_finalize(
     assert ended.returncode in codes, ended.stderr
     (failed, _) = json.loads((tmp_path / "failing.json").read_text())
     raised = [json.loads(one.read_text()) for one in tmp_path.glob("raised-*.json")]
-    # After a kill mpirun may end the others before they know; after an exit code Open
-    # MPI's may end one of them.
-    least = 0 if how == "kill" else 1 if mpi.is_open_mpi else 2
+    # After a kill mpirun may end the others before they know; after an exit code, or
+    # the MPI_Abort of the first that knows, it may end one of them.
+    least = 0 if how == "kill" else 1
     assert len(raised) >= least
     for when, text in raised:
-        assert when - failed < 2
+        assert when - failed < 4
         # MPICH's mpirun kills the rest of the host at once, which then tells no rank.
         is_cut_off = how == "kill" and not mpi.is_open_mpi
         cut_off = "|rank 0 .* has gone without a word" if is_cut_off else ""
         assert re.search(f"rank 1 .* {why}{cut_off}", text)
-    assert now - failed < 7
+    assert now - failed < 20
 
 
 # The other rank is in MPI_Finalize by then, or soon.
@@ -653,7 +654,7 @@ def test_ranks_of_a_host_that_is_cut_off_end_on_both_sides(mpi, tmp_path):
             assert started.stdout.readline().startswith("looping")
             hosts[1].unplug()
             cut = time.monotonic()
-            while [*_with(f"MARK={tmp_path}")] and time.monotonic() - cut < 10:
+            while [*_with(f"MARK={tmp_path}")] and time.monotonic() - cut < 20:
                 time.sleep(0.05)
             assert [*_with(f"MARK={tmp_path}")] == []
             started.kill()

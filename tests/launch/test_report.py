@@ -116,6 +116,10 @@ def check_status(url):
     kind, text = get(url)
     assert kind == "application/json"
     state = json.loads(text)
+    # Rank 1 may be about to end its last epoch.
+    deadline = time.monotonic() + 20
+    while state["ranks"][1]["step"] < 32 and time.monotonic() < deadline:
+        state = json.loads(get(url)[1])
     assert state["size"] == 2
     for number, rank in enumerate(state["ranks"]):
         assert rank["rank"] == number and rank["state"] == "running"
@@ -167,7 +171,7 @@ def check_phases(job, least):
     phases = job.phases
     assert least < phases["steps"] < job.seconds
     assert min(phases["tracing"], phases["validation"], phases["saving"]) > 0.01
-    assert 0.5 < phases["callbacks"] < 2
+    assert 0.5 < phases["callbacks"] < 10
     assert sum(job.shares().values()) == pytest.approx(job.seconds)
     # They lie between the steps.
     assert job.intervals.inside.sum() == pytest.approx(phases["steps"], rel=0.2)
@@ -286,7 +290,7 @@ from allreduce_loop import SUM, reduce_in_place
 import keras_hvd
 keras_hvd.init()
 values = (ctypes.c_int32 * (1 << 18))()
-for _ in range(10):
+for _ in range(40):  # A pause of one of them must not count for much.
     reduce_in_place("a", values, SUM)
 """
 

@@ -223,13 +223,19 @@ def test_what_travels_can_be_encrypted(two_hosts, run, tmp_path):
     assert found["result"] == [[n, n] for n in (0, 20_000_000, 40_000_000)]
 
 
-def test_a_host_that_cannot_be_reached_is_an_error(any_mpi, two_hosts, start, tmp_path):
-    with start(any_mpi, two_hosts, "generate") as process:
-        # Replaces the agent that `start` has written; the message is ssh's.
-        agent = tmp_path / "agent"
+def test_a_host_that_cannot_be_reached_is_an_error(
+    any_mpi, two_hosts, start, monkeypatch
+):
+    def write_agent(_, folder):
+        agent = folder / "agent"
+        # The message is ssh's.
         agent.write_text(
             "#!/bin/sh\necho 'ssh: connect to host: No route to host' >&2\nexit 255\n"
         )
+        agent.chmod(0o755)
+
+    monkeypatch.setattr(mpi_in_path, "write_agent", write_agent)
+    with start(any_mpi, two_hosts, "generate") as process:
         out, err = process.communicate(timeout=60)
     (found,) = outcomes(out)
     assert found["error"][0] == "RankFailedError"

@@ -44,7 +44,8 @@ def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
     assert limits == documented[1].replace("310 steps", "15 steps")
     assert head.split() == documented[2].split()
     worth, shares, advice, reducing, _ = said
-    assert re.match(r"2 ranks make 0.6\d* times as many steps a second as one: ", worth)
+    makes = r"2 ranks make ([\d.]+) times as many steps a second as one: "
+    assert float(re.match(makes, worth)[1]) == pytest.approx(2 / 3, rel=0.15)
     assert shares.startswith("On 2 ranks, waiting takes ")
     assert re.match(r" +1 +\d+(\.\d)? ms .* steps/s +100 % +100 % +100 %$", one)
     # A step of two ranks takes 2 and 3 times as long as that of one.

@@ -27,7 +27,7 @@ SHOW = (
     "print({n.removeprefix('KERAS_HVD_'): v for n, v in os.environ.items()\n"
     "       if n.startswith(('KERAS_HVD_', 'HOROVOD_'))})",
 )
-QUICKLY = ("--start-timeout", "1")
+QUICKLY = ("--start-timeout", "5")
 
 
 def end(*started) -> list[tuple[int, str, str]]:
@@ -154,10 +154,10 @@ def test_a_host_that_never_comes_is_named(start, rendezvous):
     before = time.monotonic()
     started = [start(number, 3, "-np", 1, *QUICKLY, *SHOW) for number in (0, 2)]
     ended = end(*started)
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 45  # The default is a minute.
     for code, output, error in ended:
         assert (code, output) == (os.EX_TEMPFAIL, "")
-        assert re.match("khvdrun: error: node .* waited 1 s, and node 1 of 3", error)
+        assert re.match("khvdrun: error: node .* waited 5 s, and node 1 of 3", error)
         assert error.count("\n") == 1
 
 
@@ -194,11 +194,10 @@ def test_a_host_that_leaves_is_named(start, rendezvous):
 
 
 def test_a_wrong_secret_is_refused(start):
-    started = [
-        start(0, 2, "-np", 1, *QUICKLY, *SHOW),
-        start(1, 2, "-np", 1, *QUICKLY, *SHOW, SECRET="another secret of tests"),
-    ]
-    (_, _, first), (_, _, second) = end(*started)
+    # A refusal ends it at once.
+    refused = start(1, 2, "-np", 1, *SHOW, SECRET="another secret of tests")
+    waiting = start(0, 2, "-np", 1, *QUICKLY, *SHOW)
+    (_, _, first), (_, _, second) = end(waiting, refused)
     assert "node 0, at " in first and "node 1 of 2 did not come" in first
     assert "refuses node 1: it has another secret" in second
     assert "another secret of tests" not in first + second
@@ -208,7 +207,7 @@ def test_a_wrong_secret_is_refused(start):
 def test_a_host_of_the_job_s_last_start_is_refused(start):
     """A pod of it may be there a while longer, with the same secret."""
     new = ("--job-id", "attempt 2", "-np", 1, *SHOW)
-    old = ("--job-id", "attempt 1", "-np", 1, "--start-timeout", "5", *SHOW)
+    old = ("--job-id", "attempt 1", "-np", 1, *SHOW)
     first = start(0, 2, *new)
     ((code, _, error),) = end(start(1, 2, *old))
     assert code != 0
@@ -275,7 +274,7 @@ def test_a_rank_that_fails_before_it_comes_ends_all_hosts(start, failing):
     ]
     ended = end(*started)
     # The ranks' own limit is a minute.
-    assert time.monotonic() - since < 30
+    assert time.monotonic() - since < 50
     for number, (code, _, error) in enumerate(ended):
         assert code == (1 if number == failing else os.EX_TEMPFAIL)
         told = re.search(
@@ -328,7 +327,7 @@ def test_the_words_of_a_rank_are_told_though_its_end_is_noticed_first(start, tmp
     first = start(0, 2, "-np", 1, "--term-after", 0, sys.executable, "-c", WAITS)
     program = (sys.executable, "-c", STOPS_ITS_KHVDRUN, tmp_path / "processes")
     second = start(1, 2, "-np", 1, "--term-after", 0, *program)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 50
     while not (tmp_path / "processes").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -378,9 +377,11 @@ def test_a_khvdrun_that_is_killed_before_the_ranks_meet_is_named(start, whole, s
 def test_ranks_that_have_met_need_no_khvdrun_of_another_host(start):
     """A command that never joins may end on one host alone."""
     done = start(0, 2, "-np", 1, "true")
-    stays = start(1, 2, "-np", 1, sys.executable, "-c", "import signal; signal.pause()")
+    program = "import signal; print('here', flush=True); signal.pause()"
+    stays = start(1, 2, "-np", 1, sys.executable, "-c", program)
     ((code, _, error),) = end(done)
     assert (code, error) == (0, "")
+    assert stays.stdout.readline() == "[1] here\n"
     assert stays.poll() is None
     stays.send_signal(signal.SIGTERM)
     ((code, _, _),) = end(stays)
@@ -575,12 +576,14 @@ def test_ranks_without_a_secret_are_told_how_to_have_one(khvdrun):
 
 # Before a rank tells of itself, all its sockets listen.
 WHERE = """
+import os
 import network
 from allreduce_loop import allreduce
 import keras_hvd
 from keras_hvd.world.rendezvous import rank_table
 def show(state):
-    print(state, *sorted(network.addresses_in_use(state)), flush=True)
+    line = " ".join([state, *sorted(network.addresses_in_use(state))])
+    os.write(1, line.encode() + b"\\n")
 identity = rank_table.identity
 rank_table.identity = lambda key: show("listening") or identity(key)
 keras_hvd.init()
@@ -781,7 +784,8 @@ try:
     while True:
         allreduce("again", 100_000)
 except keras_hvd.KerasHvdError as error:
-    print("raises", time.monotonic(), error, flush=True)
+    # In one piece: others' lines may end one within which it pauses.
+    os.write(1, f"raises {time.monotonic()} {error}\\n".encode())
     if sys.argv[2] == "stop rank 2" and keras_hvd.rank() == 3:
         signal_rank_2(signal.SIGCONT)
 """
@@ -794,7 +798,14 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
     """Runs ranks on each of several hosts to their errors; returns all they wrote."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
 
-    def reduce(victim, deed="kill", counts=(2, 2), **variables_of_the_last):
+    def reduce(victim, deed="kill", counts=(2, 2), **variables):
+        output = once(victim, deed, counts, **variables)
+        # The engine passes over a host that has no core for 0.7 s, and is right.
+        if len(counts) == 2 and re.search("did not answer|without a word", output):
+            output = once(victim, deed, counts, **variables)
+        return output
+
+    def once(victim, deed, counts, **variables_of_the_last):
         command = (
             sys.executable,
             "-c",
@@ -835,7 +846,7 @@ def same_error(output: str, survivors: int) -> str:
         r"raises (\S+) allreduce '.*?' failed on rank \d+: (.*)", output
     )
     assert len(raised) == survivors, output
-    assert max(float(when) for when, _ in raised) - died < 2
+    assert max(float(when) for when, _ in raised) - died < 4
     (error,) = {error for _, error in raised}
     return error
 
@@ -891,13 +902,15 @@ def test_a_host_whose_leader_is_stopped_hears_of_a_death_too(reduce_for_ever):
 SENT = """
 import ctypes, os, socket, struct
 import numpy as np
-from allreduce_loop import SUM, reduce_in_place
+from allreduce_loop import SUM, allreduce, reduce_in_place
 import keras_hvd
 keras_hvd.init()
 given = np.arange(1 << 22, dtype=np.int32)
 values = (ctypes.c_int32 * (1 << 22)).from_buffer_copy(given)
 reduce_in_place("a", values, SUM)
 assert (np.frombuffer(values, np.int32) == 2 * given).all()
+# Then the other rank has all of it.
+allreduce("both have it", 1)
 TCP_BYTES_SENT = 200
 sent = []
 for file in os.listdir("/proc/self/fd"):
@@ -1069,7 +1082,9 @@ def test_a_stall_that_ends_the_job_without_a_warning_names_who_is_stopped(
     jobs = [start(n, 2, "-np", 2, *command, **limits) for n in range(2)]
     pid = int(re.search(r"stops (\d+)", jobs[1].stdout.readline())[1])
     ((code, _, error),) = end(jobs[0])
-    os.kill(pid, signal.SIGCONT)
+    # Its khvdrun may have ended it by now.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
     end(jobs[1])
     assert code == os.EX_TEMPFAIL
     assert re.search(rf"rank 3 \(pid {pid} on .*; its process is stopped", error), error
@@ -1118,7 +1133,7 @@ def test_a_host_that_cannot_start_says_why_on_the_others(start, monkeypatch, opt
     command = (*options, "-np", 2, sys.executable, "-c", NO_MEMORY)
     since = time.monotonic()
     ended = end(*(start(number, 2, *command) for number in range(2)))
-    assert time.monotonic() - since < 30
+    assert time.monotonic() - since < 50
     assert [code for code, *_ in ended] == [os.EX_TEMPFAIL, 1]
     for _, _, error in ended:
         assert "MiB of shared memory: fallocate: File too large" in error
@@ -1200,7 +1215,7 @@ def test_hosts_need_not_agree_on_the_time(start, khvdrun, monkeypatch, tmp_path)
     jobs.append(start(1, 2, *command))
     since = time.monotonic()
     ended = end(*jobs)
-    assert time.monotonic() - since < 20
+    assert time.monotonic() - since < 50
     times = [
         [float(number) for number in re.search(r"clocks (\S+) (\S+)", output).groups()]
         for _, output, _ in ended

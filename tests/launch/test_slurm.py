@@ -157,6 +157,7 @@ def test_run_hands_over_to_srun_within_an_allocation(cluster, tmp_path):
     assert ended.stdout == f"{expected}\n"
 
 
+@pytest.mark.timeout(600)
 def test_mnist_comes_to_the_same_weights_as_on_one_host(
     cluster, mnist_on_one_host, train_mnist
 ):
@@ -362,9 +363,9 @@ def test_all_are_gone_soon_after_a_rank(cluster, tmp_path, how, why):
     raised = [json.loads(one.read_text()) for one in tmp_path.glob("raised-*.json")]
     assert len(raised) == 2, ended.stderr
     for when, text in raised:
-        assert when - failed < 2
+        assert when - failed < 4
         assert re.search(f"rank 1 .*{why}", text)
-    assert now - failed < 5
+    assert now - failed < 15
     assert re.search(f"rank 1 .*{why}", ended.stderr)
 
 
@@ -406,13 +407,13 @@ def test_all_are_gone_soon_after_a_node_is_cut_off(cluster, tmp_path, between):
             errors = [_appears(tmp_path / f"{rank}.error") for rank in range(3)]
             for pid in pids:
                 _await_end(int(pid))
-            assert time.monotonic() - cut < 10
+            assert time.monotonic() - cut < 20
         finally:
             cluster.hosts[1].plug_in()
             job.terminate()
             job.communicate(timeout=60)
     for when, text in map(json.loads, errors):
-        assert when - cut < 8
+        assert when - cut < 10
         assert re.search(r"rank \d \(pid \d+ on host[01]\) cannot be reached", text)
 
 
@@ -431,7 +432,7 @@ def test_a_batch_job_runs_in_its_allocation_and_scancel_ends_all_ranks(
     assert ended.returncode == 0, ended.stderr
     for pid in pids:
         _await_end(int(pid))
-    assert time.monotonic() - cancelled < 5
+    assert time.monotonic() - cancelled < 15
     _appears(output, "CANCELLED")
 
 

@@ -161,7 +161,8 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
     assert row.startswith("rank 1 (pid ")
     later = [e["ts"] - decided[e["args"]["tensors"]] for e in elsewhere]
     assert len(later) > 40
-    assert 1500 < statistics.median(later) < 3000, later
+    # A busy machine only makes it later.
+    assert 1500 < sorted(later)[len(later) // 10] < 3000, later
     summary = subprocess.run(
         [sys.executable, "-m", "keras_hvd.timeline", str(path)],
         check=True,

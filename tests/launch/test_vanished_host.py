@@ -172,17 +172,11 @@ def paths() -> str:
 
 @pytest.mark.parametrize("deed", ["busy", "idle"])
 @pytest.mark.parametrize(
-    ("hosts", "victim", "limit", "margin"),
-    [
-        (2, 0, LIMIT, MARGIN),
-        (2, 1, LIMIT, MARGIN),
-        (3, 0, LIMIT, MARGIN),
-        # Within 5 s, and a moment for a machine that does other things.
-        (3, 1, DEFAULT_LIMIT, 1.5),
-    ],
+    ("hosts", "victim", "limit"),
+    [(2, 0, LIMIT), (2, 1, LIMIT), (3, 0, LIMIT), (3, 1, DEFAULT_LIMIT)],
 )
 def test_a_host_that_vanishes_is_known_in_time(
-    network, start, hosts, victim, limit, margin, deed
+    network, start, hosts, victim, limit, deed
 ):
     ranks = start(hosts, deed, steps=1000, limit=limit)
     time.sleep(1)  # any moment will do: the ranks are busy, or idle, until it comes
@@ -193,7 +187,7 @@ def test_a_host_that_vanishes_is_known_in_time(
     host_name = socket.gethostname()
     reached = [said[r] for r in range(2 * hosts) if r // 2 != victim]
     for _, when, text in reached:
-        assert when - cut < limit + margin, said
+        assert when - cut < limit + MARGIN, said
         assert (
             f"rank {2 * victim} (pid {ranks[2 * victim].pid()} on {host_name}) " in text
         )
@@ -235,7 +229,8 @@ def test_a_stopped_rank_is_not_taken_for_a_vanished_host(start):
     # One in each place, each in a job of its own, so that they are silent at once.
     jobs = []
     for place in range(4):
-        jobs.append(start(2, "busy", steps=4))
+        # So many that none has ended before the signal comes.
+        jobs.append(start(2, "busy", steps=16))
         os.kill(jobs[place][place].pid(), signal.SIGSTOP)
     said = [rank.process.stdout for ranks in jobs for rank in ranks]
     assert select.select(said, [], [], 3 * LIMIT) == ([], [], [])

@@ -64,6 +64,27 @@ def test_it_has_a_row_for_each_tensor_with_its_phases(path, rank, size):
 
 
 def test_the_summary_names_the_rank_that_came_last(path, rank, size, several_ranks):
+    # Another rank that has no core for as long comes last itself.
+    for _ in range(5):
+        come_late(path, rank, size)
+        is_right = False
+        if rank == 0:
+            with open(path) as lines:
+                found = summary.read(lines)
+            waits = {other: spans.covered() for other, spans in found.waits.items()}
+            is_right = max(waits, key=waits.get) == size - 1
+        if keras_hvd.broadcast_object(is_right, 0):
+            break
+    if rank != 0:
+        return
+    assert found.size == size
+    assert max(waits, key=waits.get) == size - 1
+    assert waits[size - 1] > 5 * LATE_SECONDS * 1e6 / 2
+    assert f"waited most for rank {size - 1}" in summary.text(found)
+
+
+def come_late(path, rank, size):
+    """Records a timeline in which the last rank comes late."""
     keras_hvd.start_timeline(path, mark_cycles=True)
     keras_hvd.barrier()
     for _ in range(5):
@@ -72,15 +93,6 @@ def test_the_summary_names_the_rank_that_came_last(path, rank, size, several_ran
             time.sleep(LATE_SECONDS)
         keras_hvd.allreduce(tf.ones(10), name="late")
     keras_hvd.stop_timeline()
-    if rank != 0:
-        return
-    with open(path) as lines:
-        found = summary.read(lines)
-    waits = {other: spans.covered() for other, spans in found.waits.items()}
-    assert found.size == size
-    assert max(waits, key=waits.get) == size - 1
-    assert waits[size - 1] > 5 * LATE_SECONDS * 1e6 / 2
-    assert f"waited most for rank {size - 1}" in summary.text(found)
 
 
 def test_only_some_ranks_may_start_and_stop_it(path, rank, size):

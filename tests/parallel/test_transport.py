@@ -14,10 +14,8 @@ TIMES = 4
 def test_only_what_other_hosts_need_goes_over_the_network():
     given = tf.ones([BYTES // 4])
     keras_hvd.allreduce(given, name="transport/first")
-    before = sent_bytes()
-    for _ in range(TIMES):
-        keras_hvd.allreduce(given, name="transport")
-    sent = sent_bytes() - before
+    # The least of several times: other processes may use the network meanwhile.
+    sent = min(sent_by_allreduces(given) for _ in range(3))
     hosts = keras_hvd.cross_size()
     if keras_hvd.local_size() == keras_hvd.size():
         # Other traffic on the same network counts as well.
@@ -34,6 +32,13 @@ def test_only_what_other_hosts_need_goes_over_the_network():
         # more than that.
         needed = 2 * (hosts - 1) / hosts * BYTES
         assert sent < 1.1 * (TIMES + 1) * needed
+
+
+def sent_by_allreduces(given: tf.Tensor) -> int:
+    before = sent_bytes()
+    for _ in range(TIMES):
+        keras_hvd.allreduce(given, name="transport")
+    return sent_bytes() - before
 
 
 def sent_bytes() -> int:

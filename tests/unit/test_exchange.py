@@ -28,7 +28,7 @@ HERE = {
 CALL = os.urandom((3 << 20) + 7)
 LATEST = 20
 # For calls that are tried again, because a host has several addresses.
-SOON = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": "0.2"}
+SOON = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": "1"}
 
 
 def file(content: bytes = b""):

@@ -91,6 +91,7 @@ def loop(options: argparse.Namespace) -> None:
         if culprit and step == options.at:
             if options.deed == "skip":
                 continue
+            (options.records / "deed").write_text(str(time.monotonic()))
             DEEDS[options.deed]()
         allreduce(f"step {step % 10}{options.padding}", elements)
 

@@ -106,7 +106,7 @@ def await_members(state, count):
 
 
 def await_all_on(state, host):
-    print("waits to be on", host, flush=True)
+    print(f"waits to be on {host}", flush=True)
     while {*keras_hvd.allgather_object(socket.gethostname())} != {host}:
         state.check_host_updates()
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -73,8 +74,9 @@ def is_over() -> bool:
 
 
 def note_failure(*error) -> None:
-    (folder / "failed").touch()
     sys.__excepthook__(*error)
+    # Now: the others end soon, and then it is killed.
+    (folder / "failed").touch()
 
 
 class Told(keras.callbacks.Callback):
@@ -89,6 +91,8 @@ class Told(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         epochs.append([epoch, keras_hvd.size(), int(self.model.optimizer.iterations)])
+        if epoch == 5:
+            (folder / "others wait").touch()
         while epoch == 5 and not is_over():
             keras_hvd.elastic.ObjectState().check_host_updates()
 
@@ -99,6 +103,9 @@ class Told(keras.callbacks.Callback):
 
 if renewal.is_new:
     sys.excepthook = note_failure
+    # It would come sooner if the others were slow.
+    while not (folder / "others wait").exists():
+        time.sleep(0.01)
 told = Told()
 keras_hvd.elastic.fit(
     model,

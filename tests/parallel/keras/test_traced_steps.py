@@ -286,6 +286,8 @@ def new_process(monkeypatch) -> None:
     monkeypatch.setattr(equal_start, "_compared", set())
     monkeypatch.setattr(equal_start, "_comparisons", [])
     monkeypatch.setattr(equal_start, "_given", (None, set()))
+    # However long another rank has no core.
+    monkeypatch.setattr(equal_start, "_PATIENCE_SECONDS", 60)
 
 
 def at_exit() -> list[str]:
@@ -391,9 +393,17 @@ def test_different_weights_are_told_after_an_epoch(
 ):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(started(rank), points, epochs=2, callbacks=[MetricAverage()])
+        comparing = keras.callbacks.LambdaCallback(on_epoch_begin=await_comparisons)
+        callbacks = [MetricAverage(), comparing]
+        fit(started(rank), points, epochs=2, callbacks=callbacks)
     said = [str(each.message) for each in caught]
     assert sum(DIFFERENT in each for each in said) == (1 if rank == 0 else 0)
+
+
+def await_comparisons(epoch, logs=None):
+    """Waits for those that an epoch before has begun, beside training."""
+    for each in equal_start._comparisons:
+        each.result.join(60)
 
 
 def test_weights_broadcast_after_the_first_step(

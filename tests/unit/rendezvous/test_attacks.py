@@ -168,7 +168,7 @@ def test_never_more_than_a_number_of_strangers_are_served(new_job, monkeypatch):
 
 
 def test_a_wrong_secret_is_refused_and_named_nowhere(new_job):
-    job = new_job(2, timeout=0.5)
+    job = new_job(2, timeout=1)
     job.start(0)
     job.start(1, secret=Secret(b"of another job's ranks"))
     errors = job.errors()
@@ -188,7 +188,7 @@ def hello_of_rank_1() -> bytes:
 
 
 def test_the_server_proves_nothing_to_who_has_not_proven_first(new_job):
-    job = new_job(2, timeout=0.5)
+    job = new_job(2, timeout=1)
     job.start(0)
     job.await_listening()
     with job.connect() as stranger:
@@ -207,7 +207,7 @@ def test_a_recorded_proof_proves_nothing_later(new_job):
     job.start(1, rendezvous=proxy.address)
     job.end()
     recorded = proxy.of_client
-    again = new_job(2, timeout=0.5)
+    again = new_job(2, timeout=1)
     again.start(0)
     again.await_listening()
     with again.connect() as stranger:
@@ -223,7 +223,7 @@ def test_a_recorded_server_proves_nothing_later(new_job):
     job.start(0)
     job.start(1, rendezvous=proxy.address)
     job.end()
-    again = new_job(2, timeout=0.5)
+    again = new_job(2, timeout=1)
     with socket.create_server(("127.0.0.1", again.port)) as listening:
         again.start(1)
         client, _ = listening.accept()
@@ -237,7 +237,7 @@ def test_a_recorded_server_proves_nothing_later(new_job):
 
 
 def test_what_the_server_sent_is_nothing_that_it_takes(new_job):
-    job = new_job(2, timeout=0.5)
+    job = new_job(2, timeout=1)
     job.start(0)
     job.await_listening()
     with job.connect() as one, job.connect() as other:
@@ -249,7 +249,7 @@ def test_what_the_server_sent_is_nothing_that_it_takes(new_job):
 
 
 def test_an_echo_is_no_rank_0(new_job):
-    job = new_job(2, timeout=0.5)
+    job = new_job(2, timeout=1)
     with socket.create_server(("127.0.0.1", job.port)) as listening:
         job.start(1)
         client, _ = listening.accept()
@@ -261,7 +261,7 @@ def test_an_echo_is_no_rank_0(new_job):
 
 
 def test_the_clients_own_proof_does_not_prove_the_server(new_job):
-    job = new_job(2, timeout=0.5)
+    job = new_job(2, timeout=1)
     with socket.create_server(("127.0.0.1", job.port)) as listening:
         job.start(1)
         client, _ = listening.accept()
@@ -357,7 +357,7 @@ def test_with_tls_who_listens_in_reads_nothing(new_job, begin_tls, encrypted):
 
 
 def test_with_tls_a_wrong_secret_is_refused_before(new_job, begin_tls):
-    job = new_job(2, timeout=0.5, tls=begin_tls)
+    job = new_job(2, timeout=1, tls=begin_tls)
     proxy = Proxy(job.port)
     job.start(0)
     job.start(1, rendezvous=proxy.address, secret=Secret(b"of another job's ranks"))
@@ -369,7 +369,7 @@ def test_with_tls_a_wrong_secret_is_refused_before(new_job, begin_tls):
 
 @pytest.mark.parametrize("of_server", [False, True], ids=["client", "server"])
 def test_who_changes_that_tls_was_said_gets_nothing(new_job, begin_tls, of_server):
-    job = new_job(2, timeout=0.5, tls=begin_tls)
+    job = new_job(2, timeout=1, tls=begin_tls)
     proxy = Proxy(job.port, FlipBit(PLACES["tls"], of_server))
     job.start(0)
     job.start(1, rendezvous=proxy.address)
@@ -382,7 +382,7 @@ def test_under_tls_one_changed_bit_is_noticed(new_job, begin_tls):
     # In the handshake and in the messages.
     for case in itertools.product((0, 50, 150, 300, 500), (True, False)):
         offset, of_server = case
-        job = new_job(2, timeout=2, tls=begin_tls)
+        job = new_job(2, timeout=10, tls=begin_tls)
         proxy = Proxy(job.port, FlipBit(MESSAGE + offset, of_server))
         job.start(0, "a")
         job.start(1, "b", rendezvous=proxy.address)

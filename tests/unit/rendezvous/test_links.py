@@ -26,7 +26,7 @@ def try_to_link(*calls: Call, tls: BeginTls | None = None) -> dict[Link, Stream]
         links.start([listening], [], math.inf)
         for call in calls:
             try:
-                deadline = time.monotonic() + 0.1
+                deadline = time.monotonic() + 0.5
                 await connection.connect(call, lambda: [place], deadline)
             except OSError:
                 continue

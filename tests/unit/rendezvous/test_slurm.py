@@ -420,11 +420,15 @@ def told(step: Step, asked: bytes) -> dict:
         ),
     ],
 )
-def test_who_stands_in_for_rank_0_is_found_out(job, threads, step, answer, reason):
+def test_who_stands_in_for_rank_0_is_found_out(
+    job, threads, step, monkeypatch, answer, reason
+):
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
+    # Another user's answer takes a process, which may start slowly.
+    monkeypatch.setattr(connection, "PROOF_SECONDS", LATEST)
     impostor(step, functools.partial(answer, step))
-    job.start(1, timeout=0.6)
+    job.start(1, timeout=5 if reason.startswith("it is a process") else 0.6)
     error = error_of(threads)
     assert "rank 1 could not reach rank 0 at any port from" in error
     assert reason in error
@@ -472,8 +476,8 @@ def test_who_passes_questions_on_learns_nothing(job, threads, step):
     job.start(1)
     assert_all_met(threads)
     # The credential was rank 0's own, and unreadable for the process that passed it on.
-    (passed,) = seen
-    assert passed[4:10] == b"MUNGE:"
+    # A rank that has waited too long asks again.
+    assert seen and all(passed[4:10] == b"MUNGE:" for passed in seen)
 
 
 @pytest.mark.parametrize(
