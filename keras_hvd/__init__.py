@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from keras_hvd.backends.reduce_op import Product as Product
     from keras_hvd.backends.reduce_op import ReduceOp as ReduceOp
     from keras_hvd.backends.reduce_op import Sum as Sum
+    from keras_hvd.backends.sync_batch_normalization import (
+        SyncBatchNormalization as SyncBatchNormalization,
+    )
     from keras_hvd.backends.tensorflow.collectives.allgather import (
         allgather as allgather,
     )
@@ -75,9 +78,6 @@ if TYPE_CHECKING:
     )
     from keras_hvd.backends.tensorflow.rank_ops import rank_op as rank_op
     from keras_hvd.backends.tensorflow.rank_ops import size_op as size_op
-    from keras_hvd.backends.tensorflow.sync_batch_normalization import (
-        SyncBatchNormalization as SyncBatchNormalization,
-    )
     from keras_hvd.backends.tensorflow.variables import broadcast_ as broadcast_
     from keras_hvd.backends.tensorflow.variables import (
         broadcast_variables as broadcast_variables,
@@ -217,7 +217,7 @@ _DEFINED_IN = {
     "remove_process_set": "job.process_sets",
     "warmup_schedule": "callbacks.schedules",
     "Strategy": "strategy.strategy",
-    "SyncBatchNormalization": "backends.tensorflow.sync_batch_normalization",
+    "SyncBatchNormalization": "backends.sync_batch_normalization",
     "broadcast_": "backends.tensorflow.variables",
     "start_timeline": "timeline",
     "stop_timeline": "timeline",

@@ -46,9 +46,6 @@ _INSTEAD = {
     "keras_hvd.backends.tensorflow.rank_ops": (
         "the functions of the same names without _op, such as keras_hvd.rank()"
     ),
-    "keras_hvd.backends.tensorflow.sync_batch_normalization": (
-        "keras.layers.BatchNormalization, whose moving statistics the callbacks average"
-    ),
     "keras_hvd.backends.tensorflow": (
         "keras_hvd.broadcast_object, keras_hvd.allgather_object or "
         "keras_hvd.broadcast_variables"

@@ -12,10 +12,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn as keras_nn
 
+from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.tensorflow import current_strategy, random_numbers
-from keras_hvd.backends.tensorflow.sync_batch_normalization import (
-    SyncBatchNormalization,
-)
 from keras_hvd.strategy import keras_patches, no_rows
 
 

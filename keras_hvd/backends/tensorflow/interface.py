@@ -7,6 +7,7 @@ from tensorflow import executing_eagerly, init_scope
 from tensorflow.io import gfile
 from tensorflow.random import Generator
 
+from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.tensorflow import (
     current_strategy,
     gpu_pinning,
@@ -36,9 +37,7 @@ from keras_hvd.backends.tensorflow.gradients.reduced_twice import require_not_re
 from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up_all
 from keras_hvd.backends.tensorflow.gradients.tape import is_local as is_local_source
 from keras_hvd.backends.tensorflow.gradients.whole_steps import WholeStep
-from keras_hvd.backends.tensorflow.sync_batch_normalization import (
-    SyncBatchNormalization,
-)
+from keras_hvd.backends.tensorflow.moments import moments_over_ranks
 from keras_hvd.backends.tensorflow.variables import (
     broadcast_variables,
     checksum,

@@ -3,6 +3,7 @@
 They reach it as `keras_hvd.backends.current.framework`.
 """
 
+from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.torch import (
     current_strategy,
     gfile,
@@ -26,6 +27,7 @@ from keras_hvd.backends.torch.eager import (
     size_of,
 )
 from keras_hvd.backends.torch.gradients import equal_start, reduction, traced_updates
+from keras_hvd.backends.torch.moments import moments_over_ranks
 from keras_hvd.backends.torch.optimizers import (
     refuse_session_optimizer,
     require_not_reduced,
@@ -36,6 +38,5 @@ from keras_hvd.backends.torch.variables import (
     has_value,
 )
 
-# Classes that there are not: nothing is an instance of one.
+# There is no such class: nothing is an instance of one.
 Generator: tuple[type, ...] = ()
-SyncBatchNormalization: tuple[type, ...] = ()

@@ -15,7 +15,6 @@ OF_TENSORFLOW = {
     "PartialDistributedGradientTape": "DistributedOptimizer",
     "BroadcastGlobalVariablesHook": "broadcast_variables",
     "broadcast_global_variables": "broadcast_variables",
-    "SyncBatchNormalization": "keras.layers.BatchNormalization",
     "allgather": "allgather_object",
     "allreduce": "allgather_object",
     "alltoall": "allgather_object",

@@ -1,79 +1,18 @@
-"""SyncBatchNormalization: batch normalization with statistics of all ranks' data."""
+"""Mean and variance over all ranks' rows, for SyncBatchNormalization."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import keras
 import tensorflow as tf
 
-from keras_hvd.backends.labels import name_in_program
 from keras_hvd.backends.tensorflow.collectives import contributions, job_values
 from keras_hvd.backends.tensorflow.collectives.allgather import allgather
-from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
-from keras_hvd.job import arrival, basics, later_jobs
-from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.job import arrival
+from keras_hvd.job.process_sets import ProcessSet, number_of
 
 
-@keras.saving.register_keras_serializable(package="keras_hvd")
-class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """Batch normalization with the mean and variance of all ranks' batches.
-
-    Forward and backward passes are those of one process with all the batches, even if
-    they differ in size or have masks. Each pass costs one collective of three numbers
-    per channel. Every rank must run it in each training step; without training
-    (`evaluate`, `predict`) it needs no other rank.
-
-    Args:
-        fused: must be False or omitted, as in Horovod.
-        process_set: the ranks whose batches count; by default all of them. It is not
-            saved with the layer.
-        **arguments: those of `keras.layers.BatchNormalization`.
-
-    Raises:
-        ValueError: `fused`, `renorm` or `synchronized` is set, or the process set is
-            not part of the job.
-
-    Example:
-
-    >>> import keras_hvd, numpy as np
-    >>> keras_hvd.init()
-    >>> layer = keras_hvd.SyncBatchNormalization()
-    >>> layer(np.array([[1.0], [3.0]]), training=True).numpy().round(2)
-    array([[-1.],
-           [ 1.]], dtype=float32)
-    """
-
-    def __init__(
-        self,
-        fused: bool = False,
-        process_set: ProcessSet = global_process_set,
-        **arguments: Any,
-    ):
-        for name, given in {"fused": fused, **arguments}.items():
-            if name in ("fused", "renorm", "synchronized") and given:
-                raise ValueError(
-                    f"SyncBatchNormalization does not support {name}={given!r}"
-                )
-        number_of(process_set, "SyncBatchNormalization")
-        super().__init__(**arguments)
-        self.process_set = process_set
-
-    def _moments(self, inputs, mask):
-        basics.require_initialized("SyncBatchNormalization")
-        process_set = self.process_set
-        number = number_of(process_set, "SyncBatchNormalization")
-        is_alone = process_set.size() == 1 and process_set.included()
-        if is_alone and not later_jobs.are_possible():
-            job_values.require_as_traced("size", process_set=number)
-            return super()._moments(inputs, mask)
-        name = name_in_graph(f"{name_in_program(self, number)}/moments")
-        axes = self._reduction_axes
-        return _moments_over_ranks(inputs, mask, axes, name, process_set)
-
-
-def _moments_over_ranks(
+def moments_over_ranks(
     inputs: tf.Tensor,
     mask: tf.Tensor | None,
     axes: list[int],
@@ -85,6 +24,15 @@ def _moments_over_ranks(
     Each rank contributes its number of elements, their mean, and the sum of their
     squared deviations from it. Unlike sums of squares, these add up without
     cancellation.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> world = keras_hvd.global_process_set
+    >>> [m.numpy() for m in moments_over_ranks(
+    ...     tf.constant([[1.0], [3.0]]), None, [0], "moments", world)]
+    [array([2.], dtype=float32), array([1.], dtype=float32)]
     """
     if mask is not None:
         mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
