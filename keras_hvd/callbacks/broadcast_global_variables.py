@@ -241,6 +241,7 @@ def _slot_prefix(variable: keras.Variable) -> str:
 def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
     """A rank's state, to compare before variables are broadcast."""
     return {
+        "backend": keras.backend.backend(),
         "built": _is_built(model),
         "shapes": keras.saving.serialize_keras_object(model.get_build_config()),
         "variables": _described(shared),
@@ -336,6 +337,12 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
     """Raises, on every rank, if the ranks' models differ: they would hang later."""
     first = states[0]
     for rank, other in enumerate(states):
+        if other["backend"] != first["backend"]:
+            raise RuntimeError(
+                f"Keras runs on {first['backend']} on rank 0, and on "
+                f"{other['backend']} on rank {rank}: set the environment variable "
+                "KERAS_BACKEND to the same on all ranks"
+            )
         if other["root_rank"] != first["root_rank"]:
             raise ValueError(
                 f"BroadcastGlobalVariables: root_rank is {first['root_rank']} on rank "
