@@ -68,7 +68,7 @@ def framework_name() -> str:
 
 
 def load() -> ModuleType:
-    """Imports the framework's `interface`, and so registers its layers with Keras.
+    """Imports the framework's `interface`, and registers keras_hvd's layer with Keras.
 
     Raises RuntimeError if Keras runs on a framework that has no folder here.
 
@@ -84,7 +84,9 @@ def load() -> ModuleType:
             f"{framework}. Set the environment variable KERAS_BACKEND=tensorflow or "
             "=torch, or the backend in keras.json."
         )
-    return _part("interface", framework)
+    interface = _part("interface", framework)
+    importlib.import_module("keras_hvd.backends.sync_batch_normalization")
+    return interface
 
 
 def module_of(name: str, module: str) -> ModuleType:

@@ -19,6 +19,7 @@ from keras_hvd.backends.labels import (
     place_in_program,
     take_place,
 )
+from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.variables import LocalVariables, identity, leaves_of
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
@@ -273,7 +274,7 @@ def named_in_program(model: keras.Model) -> list[tuple[Any, int]]:
     named += [
         (each, each.process_set)
         for each in layers_of(model)
-        if isinstance(each, framework.SyncBatchNormalization)
+        if isinstance(each, SyncBatchNormalization)
     ]
     return [(each, number_of(within, "fit")) for each, within in named]
 

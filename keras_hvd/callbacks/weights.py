@@ -17,6 +17,7 @@ import keras
 
 from keras_hvd.backends.current import framework
 from keras_hvd.backends.reduce_op import Average, Sum
+from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.variables import identity
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS
@@ -85,7 +86,7 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
         variable
         for layer in layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
-        and not isinstance(layer, framework.SyncBatchNormalization)
+        and not isinstance(layer, SyncBatchNormalization)
         and layer.built
         and layer.trainable
         and not local_variables(optimizers, layer.trainable_weights)

@@ -71,6 +71,7 @@ def distribute(
     framework.random_numbers.install(is_distributed)
     retracing.install()
     agree_on_finite_gradients(_reduction_of)
+    framework.reduction.install(_terms_of)
     inner = inner_optimizers(optimizer)
     for each in inner or ():
         distribute(each, settings, local)
@@ -362,6 +363,22 @@ def _reduction_of(optimizer: Any) -> GradientReduction | None:
     leaf = (leaf_optimizers(optimizer) or [optimizer])[0]
     with _only_alone_if_alone(leaf):
         return _hook.reduction_of(leaf)
+
+
+def _terms_of(optimizer: Any) -> tuple[Any, ...] | None:
+    """What is known of an optimizer's reduction before there are gradients.
+
+    None if it reduces nothing itself, or has still to be built.
+    """
+    if not _is_distributing(optimizer) or inner_optimizers(optimizer) is not None:
+        return None
+    reduction = _hook.reduction_of(optimizer)
+    if reduction is None or not optimizer.built:
+        return None
+    framework.current_strategy.require_none(optimizer)
+    variables = list(optimizer._trainable_variables)
+    prefix, local, agreed = _hook.terms(optimizer, variables)
+    return reduction, prefix, variables, local, agreed
 
 
 def _only_alone_if_alone(optimizer: Any) -> contextlib.AbstractContextManager:

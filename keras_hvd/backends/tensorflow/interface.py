@@ -7,7 +7,6 @@ from tensorflow import executing_eagerly, init_scope
 from tensorflow.io import gfile
 from tensorflow.random import Generator
 
-from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.tensorflow import (
     current_strategy,
     gpu_pinning,

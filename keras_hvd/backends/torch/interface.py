@@ -3,7 +3,6 @@
 They reach it as `keras_hvd.backends.current.framework`.
 """
 
-from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.torch import (
     current_strategy,
     gfile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -50,6 +50,15 @@ def only_alone(reduction: GradientReduction) -> contextlib.AbstractContextManage
     number = number_of(reduction.process_set, KIND)
     checks = job_values.require_as_traced("size", process_set=number)
     return tf.control_dependencies(checks)
+
+
+def install(terms_of: Callable[[Any], Any]) -> None:
+    """Does nothing: a graph reduces each gradient as soon as it is there.
+
+    Example:
+
+    >>> install(lambda optimizer: None)
+    """
 
 
 def reduce(

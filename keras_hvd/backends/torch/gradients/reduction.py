@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from keras_hvd.backends.compression import NoneCompressor
 from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
 from keras_hvd.backends.host_collectives import HostTensor, Together
-from keras_hvd.backends.labels import labels_of
-from keras_hvd.backends.torch.collectives.tensors import is_dense, on_host
 from keras_hvd.backends.torch.eager import only_alone as only_alone  # of the interface
 from keras_hvd.backends.torch.eager import size_of
-from keras_hvd.backends.variables import identity, path
+from keras_hvd.backends.torch.gradients import during_backward
+from keras_hvd.backends.torch.gradients.during_backward import install as install
+from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
+from keras_hvd.backends.variables import identity
 from keras_hvd.job.process_sets import number_of
 from keras_hvd.recording import recorder
 
@@ -48,21 +48,17 @@ def reduce(
     """
     if recorder.scaling() == "meet":
         return _meet(reduction, prefix, grads)
-    results = list(grads)
-    shared = []
-    for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
-        if identity(variable) in local:
-            results[i] = _scale_local(reduction, grad)
-        else:
-            results[i] = _reducible(reduction, grad, variable)
-            shared.append(i)
-    reduced = _reduce(
-        reduction,
-        f"{prefix}/gradients",
-        _apart([results[i] for i in shared]),
-        [variables[i] for i in shared],
-        [agreed] * bool(agreed),
-    )
+    results = [
+        _scale_local(reduction, grad) if identity(variable) in local else grad
+        for grad, variable in zip(grads, variables, strict=True)
+    ]
+    shared = [i for i, each in enumerate(variables) if identity(each) not in local]
+    given = [results[i] for i in shared], [variables[i] for i in shared]
+    early = during_backward.take(prefix)
+    if early is not None:
+        reduced = early.finish(*given)
+    else:
+        reduced = _reduce(reduction, prefix, *given, agreed)
     for i, result in zip(shared, reduced, strict=True):
         results[i] = result
     return results
@@ -86,82 +82,22 @@ def _meet(
 def _reduce(
     reduction: GradientReduction,
     prefix: str,
-    grads: list[torch.Tensor],
-    variables: list[Any],
-    agreed: list[str],
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    agreed: str,
 ) -> list[torch.Tensor]:
-    factor = reduction.gradient_predivide_factor
-    if factor != 1:
-        agreed = [*agreed, f"predivided by {factor!r}"]
-        grads = [grad.div_(factor) for grad in grads]
-    pairs = [_compressed(reduction, grad) for grad in grads]
-    labels = [
-        _label(label, grad)
-        for label, grad in zip(labels_of([*map(path, variables)]), grads, strict=True)
+    # All of them, before one is sent.
+    dense = [
+        reducible(reduction, grad, variable)
+        for grad, variable in zip(grads, variables, strict=True)
     ]
-    sizes = [grad.numel() * grad.element_size() for grad in grads]
-    number = number_of(reduction.process_set, KIND)
-    # A rank without gradients compares labels, with a number for nothing.
-    nothing = np.zeros(1, np.float32)
-    with Together() as collectives:
-        for place, bucket in enumerate(reduction.buckets(variables, sizes) or [[]]):
-            collectives.allreduce(
-                f"{prefix}/{place}",
-                [on_host(pairs[i][0]) for i in bucket]
-                or [HostTensor.of_array(nothing)],
-                reduction.op,
-                number,
-                "\n".join([*(labels[i] for i in bucket), *agreed]),
-            )
-    decompress = reduction.compression.decompress
-    results = [decompress(sent, context) for sent, context in pairs]
-    return [each.mul_(factor) for each in results] if factor != 1 else results
-
-
-def _compressed(
-    reduction: GradientReduction, grad: torch.Tensor
-) -> tuple[torch.Tensor, Any]:
-    """The tensor to send, without gaps, and what restores the gradient from it."""
-    if reduction.compression is NoneCompressor:
-        return grad, None
-    sent, context = reduction.compression.compress(grad)
-    return (sent if is_dense(sent) else sent.contiguous()), context
-
-
-def _label(label: str, grad: torch.Tensor) -> str:
-    """A gradient's label: elements are reduced in the order of memory."""
-    if grad.is_contiguous():
-        return label
-    return f"{label} with strides {grad.stride()}"
-
-
-def _reducible(reduction: GradientReduction, grad: Any, variable: Any) -> torch.Tensor:
-    """A gradient in host memory without gaps: itself, if possible."""
-    if not isinstance(grad, torch.Tensor):
-        raise TypeError(
-            f"the gradient of {path(variable)!r} must be a tensor of torch; got "
-            f"{type(grad).__module__}.{type(grad).__qualname__}"
-        )
-    if grad.layout != torch.strided:
-        if not reduction.sparse_as_dense:
-            raise NotImplementedError(
-                f"the gradient of {path(variable)!r} is sparse, which keras_hvd does "
-                "not reduce on torch: pass sparse_as_dense=True to "
-                "DistributedOptimizer, or make the layer with sparse=False"
-            )
-        grad = grad.to_dense()
-    if grad.device.type != "cpu":
-        raise NotImplementedError(
-            f"the gradient of {path(variable)!r} is on {grad.device}, and on torch "
-            "keras_hvd reduces gradients in host memory alone: set the environment "
-            "variable KERAS_TORCH_DEVICE=cpu"
-        )
-    if grad.is_complex():
-        raise NotImplementedError(
-            f"the gradient of {path(variable)!r} has the type {grad.dtype}, which "
-            "cannot be reduced: keep the real and the imaginary part in two variables"
-        )
-    return grad if is_dense(grad) else grad.contiguous()
+    sizes = [grad.numel() * grad.element_size() for grad in dense]
+    step = StepReduction(reduction, prefix, variables, sizes, agreed)
+    apart = _apart(dense)
+    for place in reversed(range(len(apart))):
+        step.give(place, apart[place])
+    results = step.finish()
+    return [results[place] for place in range(len(apart))]
 
 
 def _apart(grads: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,188 @@
+"""Sends gradients while backward still computes others.
+
+Only in the `train_step` that is Keras' own, with an `apply` that is Keras' own: there
+nothing reads or changes a gradient between backward and the update. Everywhere else
+gradients are reduced once `apply` is called, as they then are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import torch
+from keras.src.backend.torch import trainer
+
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
+from keras_hvd.backends.variables import identity
+from keras_hvd.recording import recorder
+
+
+class Terms(NamedTuple):
+    """The arguments of a reduction that are known before there are gradients."""
+
+    reduction: GradientReduction
+    prefix: str
+    variables: Sequence[Any]
+    local: Collection[int]
+    agreed: str
+
+
+class _Thread(threading.local):
+    # The optimizer of the step that runs, until its gradients are sent early.
+    optimizer: Any = None
+    early: EarlyReduction | None = None
+
+
+_thread = _Thread()
+
+
+@functools.cache
+def install(terms_of: Callable[[Any], tuple[Any, ...] | None]) -> None:
+    """Makes steps of `fit` reduce while backward runs.
+
+    `terms_of` returns None for optimizers that do not reduce gradients themselves.
+
+    Example:
+
+    >>> install(lambda optimizer: None)
+    """
+    plain_step = trainer.TorchTrainer.train_step
+    plain_scale = keras.optimizers.Optimizer.scale_loss
+
+    @functools.wraps(plain_step)
+    def train_step(self, data):
+        if torch.compiler.is_compiling():
+            return plain_step(self, data)
+        outer = _thread.optimizer, _thread.early
+        _thread.optimizer, _thread.early = self.optimizer, None
+        try:
+            return plain_step(self, data)
+        finally:
+            _abandon()
+            _thread.optimizer, _thread.early = outer
+
+    # It is the last that Keras calls before backward, so no other pass is meant.
+    @functools.wraps(plain_scale)
+    def scale_loss(self, loss):
+        if not torch.compiler.is_compiling() and _thread.optimizer is self:
+            _thread.optimizer = None
+            _thread.early = _begun(self, terms_of)
+        return plain_scale(self, loss)
+
+    trainer.TorchTrainer.train_step = train_step
+    keras.optimizers.Optimizer.scale_loss = scale_loss
+
+
+def _abandon() -> None:
+    """Waits for what was sent in a step that raises."""
+    if _thread.early is not None:
+        _thread.early.abandon()
+
+
+def take(prefix: str) -> EarlyReduction | None:
+    """The reduction that has begun during backward under this name, if one has."""
+    early = _thread.early
+    if early is None or early.prefix != prefix:
+        return None
+    _thread.early = None
+    return early
+
+
+class EarlyReduction:
+    """The reduction of the gradients that the next backward pass computes."""
+
+    def __init__(self, terms: Terms):
+        self.prefix = terms.prefix
+        self._reduction = terms.reduction
+        shared = [
+            each
+            for each in terms.variables
+            if each.trainable and identity(each) not in terms.local
+        ]
+        values = [each.value for each in shared]
+        self._places = {identity(each): place for place, each in enumerate(shared)}
+        self._step = StepReduction(
+            terms.reduction,
+            terms.prefix,
+            shared,
+            [value.numel() * value.element_size() for value in values],
+            terms.agreed,
+        )
+        self._grads: dict[int, torch.Tensor] = {}
+        self._hooks = [
+            value.register_post_accumulate_grad_hook(
+                functools.partial(self._give, place, variable)
+            )
+            for place, (variable, value) in enumerate(zip(shared, values, strict=True))
+        ]
+
+    def finish(
+        self, grads: Sequence[torch.Tensor], variables: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Reduces the rest, and returns the gradients of these variables, reduced.
+
+        Raises RuntimeError if they are not those that backward has computed.
+        """
+        self._remove_hooks()
+        places = [self._places.get(identity(variable)) for variable in variables]
+        for grad, place in zip(grads, places, strict=True):
+            if place is None or self._grads.get(place) is not grad:
+                self.abandon()
+                raise RuntimeError(
+                    f"a gradient of {self.prefix!r} was replaced after backward, while "
+                    "the ranks reduced it: in a train_step() of your own, call "
+                    "loss.backward() and optimizer.apply(), and not Keras' train_step()"
+                )
+        results = self._step.finish()
+        return [results[place] for place in places if place is not None]
+
+    def abandon(self) -> None:
+        """Waits for what was sent, after an error that is about to be raised."""
+        self._remove_hooks()
+        with contextlib.suppress(Exception):
+            self._step.abandon()
+
+    def _give(self, place: int, variable: Any, parameter: torch.Tensor) -> None:
+        grad = parameter.grad
+        if self._step.has(place):
+            raise RuntimeError(
+                f"backward ran twice before apply(), and gradients of {self.prefix!r} "
+                "were being reduced: add the losses up, and call backward once"
+            )
+        assert grad is not None, "the hook runs once there is a gradient"
+        self._grads[place] = grad
+        self._step.give(place, reducible(self._reduction, grad, variable))
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _begun(
+    optimizer: Any, terms_of: Callable[[Any], tuple[Any, ...] | None]
+) -> EarlyReduction | None:
+    given = None if recorder.scaling() else terms_of(optimizer)
+    if given is None:
+        return None
+    terms = Terms(*given)
+    return EarlyReduction(terms) if _is_plain(optimizer, terms.variables) else None
+
+
+def _is_plain(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether nothing else takes or makes gradients between backward and the hook."""
+    return (
+        not optimizer.gradient_accumulation_steps
+        and optimizer.loss_scale_factor is None
+        and optimizer._plain_class.apply is keras.optimizers.Optimizer.apply
+        and not any(
+            getattr(each, "overwrite_with_gradient", False)
+            or getattr(each.value, "_post_accumulate_grad_hooks", None)
+            for each in variables
+        )
+    )

@@ -1,0 +1,165 @@
+"""The reduction of one step's gradients: each bucket is sent as soon as it is full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from keras_hvd.backends.compression import NoneCompressor
+from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
+from keras_hvd.backends.host_collectives import HostTensor, Together
+from keras_hvd.backends.labels import labels_of
+from keras_hvd.backends.torch.collectives.tensors import is_dense, on_host
+from keras_hvd.backends.variables import path
+from keras_hvd.job.process_sets import number_of
+
+
+class StepReduction:
+    """Reduces gradients in place. They are given one by one, in any order.
+
+    Args:
+        prefix: begins the names that match buckets between ranks.
+        variables: those of the gradients. Ranks compare their labels, so a gradient
+            that one rank does not give is an error on all.
+        sizes: the bytes of each gradient.
+        agreed: further settings that must be equal on all ranks; "" for none.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> weight = keras.Variable([1.0, 2.0], name="weight")
+    >>> step = StepReduction(GradientReduction(), "sgd", [weight], [8], "")
+    >>> step.give(0, torch.ones(2))
+    >>> step.finish()
+    {0: tensor([1., 1.])}
+    """
+
+    def __init__(
+        self,
+        reduction: GradientReduction,
+        prefix: str,
+        variables: Sequence[Any],
+        sizes: Sequence[int],
+        agreed: str,
+    ):
+        self._reduction = reduction
+        self._prefix = prefix
+        self._labels = labels_of([*map(path, variables)])
+        self._agreed = [agreed] * bool(agreed)
+        factor = reduction.gradient_predivide_factor
+        if factor != 1:
+            self._agreed.append(f"predivided by {factor!r}")
+        self._process_set = number_of(reduction.process_set, KIND)
+        # A rank without gradients compares labels, with a number for nothing.
+        self._buckets = reduction.buckets(variables, sizes) or [[]]
+        self._bucket_of = {
+            place: number
+            for number, bucket in enumerate(self._buckets)
+            for place in bucket
+        }
+        self._waits_for = [len(bucket) for bucket in self._buckets]
+        self._begun: set[int] = set()
+        self._given: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._nothing = np.zeros(1, np.float32)
+        self._together = Together()
+
+    def has(self, place: int) -> bool:
+        """Whether a variable's gradient was given."""
+        return place in self._given
+
+    def give(self, place: int, grad: torch.Tensor) -> None:
+        """Hands over a variable's gradient, in host memory without gaps."""
+        label = self._labels[place]
+        if not grad.is_contiguous():
+            # Elements are reduced in the order of memory.
+            self._labels[place] = f"{label} with strides {grad.stride()}"
+        factor = self._reduction.gradient_predivide_factor
+        if factor != 1:
+            grad = grad.div_(factor)
+        self._given[place] = self._compressed(grad)
+        bucket = self._bucket_of[place]
+        self._waits_for[bucket] -= 1
+        if self._waits_for[bucket] == 0:
+            self._begin(bucket)
+
+    def finish(self) -> dict[int, torch.Tensor]:
+        """Waits for all buckets, and returns the reduced gradients by their places."""
+        with self._together:
+            for bucket in range(len(self._buckets)):
+                if bucket not in self._begun:
+                    self._begin(bucket)
+        decompress = self._reduction.compression.decompress
+        factor = self._reduction.gradient_predivide_factor
+        results = {
+            place: decompress(sent, context)
+            for place, (sent, context) in self._given.items()
+        }
+        if factor != 1:
+            return {place: each.mul_(factor) for place, each in results.items()}
+        return results
+
+    def abandon(self) -> None:
+        """Waits for the buckets that were sent: until then the engine has their memory.
+
+        Raises a KerasHvdError if one of them fails.
+        """
+        with self._together:
+            pass
+
+    def _begin(self, number: int) -> None:
+        self._begun.add(number)
+        bucket = [place for place in self._buckets[number] if self.has(place)]
+        self._together.allreduce(
+            f"{self._prefix}/gradients/{number}",
+            [on_host(self._given[place][0]) for place in bucket]
+            or [HostTensor.of_array(self._nothing)],
+            self._reduction.op,
+            self._process_set,
+            "\n".join([*(self._labels[place] for place in bucket), *self._agreed]),
+        )
+
+    def _compressed(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor to send, without gaps, and what restores the gradient from it."""
+        if self._reduction.compression is NoneCompressor:
+            return grad, None
+        sent, context = self._reduction.compression.compress(grad)
+        return (sent if is_dense(sent) else sent.contiguous()), context
+
+
+def reducible(reduction: GradientReduction, grad: Any, variable: Any) -> torch.Tensor:
+    """A gradient in host memory without gaps: itself, if possible.
+
+    Raises TypeError or NotImplementedError if keras_hvd cannot reduce it.
+
+    >>> reducible(GradientReduction(), torch.ones(2), None)
+    tensor([1., 1.])
+    """
+    if not isinstance(grad, torch.Tensor):
+        raise TypeError(
+            f"the gradient of {path(variable)!r} must be a tensor of torch; got "
+            f"{type(grad).__module__}.{type(grad).__qualname__}"
+        )
+    if grad.layout != torch.strided:
+        if not reduction.sparse_as_dense:
+            raise NotImplementedError(
+                f"the gradient of {path(variable)!r} is sparse, which keras_hvd does "
+                "not reduce on torch: pass sparse_as_dense=True to "
+                "DistributedOptimizer, or make the layer with sparse=False"
+            )
+        grad = grad.to_dense()
+    if grad.device.type != "cpu":
+        raise NotImplementedError(
+            f"the gradient of {path(variable)!r} is on {grad.device}, and on torch "
+            "keras_hvd reduces gradients in host memory alone: set the environment "
+            "variable KERAS_TORCH_DEVICE=cpu"
+        )
+    if grad.is_complex():
+        raise NotImplementedError(
+            f"the gradient of {path(variable)!r} has the type {grad.dtype}, which "
+            "cannot be reduced: keep the real and the imaginary part in two variables"
+        )
+    return grad if is_dense(grad) else grad.contiguous()

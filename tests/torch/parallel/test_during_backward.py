@@ -1,0 +1,289 @@
+"""Gradients that leave while backward computes others, and where none may."""
+
+import ctypes
+import time
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import keras_hvd
+from keras_hvd.backends.host_collectives import Together
+from keras_hvd.exceptions import MismatchError
+from keras_hvd.job import native
+
+LENGTH = 1 << 10  # A square of it is a bucket.
+
+
+def tensors_reduced() -> int:
+    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    assert native.engine().khvd_get_counters(ctypes.byref(counters)) == 0
+    return counters.tensors
+
+
+class Watches(torch.autograd.Function):
+    """In backward, waits until the engine has reduced something."""
+
+    @staticmethod
+    def forward(context, value):
+        context.before = tensors_reduced()
+        return value.clone()
+
+    @staticmethod
+    def backward(context, grad):
+        limit = time.monotonic() + 30
+        while tensors_reduced() == context.before:
+            assert time.monotonic() < limit, "nothing was reduced during backward"
+            time.sleep(0.001)
+        return grad
+
+
+class Watching(keras.layers.Layer):
+    def call(self, inputs):
+        return Watches.apply(inputs)
+
+
+def network(*middle, width=4):
+    first, last = (
+        keras.layers.Dense(width, use_bias=False, kernel_initializer="ones", name=name)
+        for name in ("first", "last")
+    )
+    return keras.Sequential([keras.Input((width,)), first, *middle, last])
+
+
+def distributed(**arguments):
+    return keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments)
+
+
+def train(model, optimizer, rank, width=4):
+    model.compile(optimizer, "mse")
+    model.train_on_batch(np.full((2, width), rank + 1.0), np.zeros((2, width)))
+
+
+@pytest.fixture
+def begun(monkeypatch) -> list[str]:
+    """The names of the groups of gradients that begin in backward, in their order."""
+    names, plain, plain_backward = [], Together.allreduce, torch.Tensor.backward
+    running = []
+
+    def allreduce(self, name, *arguments):
+        if running and "/gradients/" in name:
+            names.append(name.partition("/gradients/")[2])
+        plain(self, name, *arguments)
+
+    def backward(self, *arguments, **named):
+        running.append(True)
+        try:
+            plain_backward(self, *arguments, **named)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(Together, "allreduce", allreduce)
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    return names
+
+
+def test_the_last_layers_gradients_are_reduced_before_backward_ends(rank, size, begun):
+    train(network(Watching(), width=LENGTH), distributed(), rank, LENGTH)
+    assert begun == ["0", "1"]
+
+
+def test_the_engine_gets_the_gradients_themselves(rank, size):
+    model = network()
+    weight = model.layers[0].kernel.value
+    addresses = []
+    weight.register_hook(lambda grad: addresses.append(grad.data_ptr()))
+    train(model, distributed(), rank)
+    totals = keras_hvd.allgather_object(weight.grad.tolist())
+    assert totals[0] == totals[1]
+    assert weight.grad.data_ptr() in addresses
+
+
+class Doubles(keras.optimizers.SGD):
+    """Changes gradients on the way, which must not be reduced yet."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([2 * grad for grad in grads], trainable_variables)
+
+
+class OwnStep(keras.Model):
+    """Clips each rank's own gradients."""
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        loss = self.compute_loss(x, y, self(x, training=True))
+        self.zero_grad()
+        self.optimizer.scale_loss(loss).backward()
+        weights = self.trainable_weights
+        for each in weights:
+            each.value.grad.clamp_(-0.5, 0.5)
+        with torch.no_grad():
+            self.optimizer.apply([each.value.grad for each in weights], weights)
+        return {"loss": loss}
+
+
+def own_step():
+    inputs = keras.Input((4,))
+    layer = keras.layers.Dense(4, kernel_initializer="ones", name="last")
+    return OwnStep(inputs, layer(inputs))
+
+
+CASES = {
+    "apply of one's own": lambda: (network(), Doubles(0.1)),
+    "train_step of one's own": lambda: (own_step(), keras.optimizers.SGD(0.1)),
+    "accumulation": lambda: (
+        network(),
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    ),
+    "loss scale": lambda: (network(), keras.optimizers.SGD(0.1, loss_scale_factor=2.0)),
+    "loss scaling": lambda: (
+        network(),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_none_leaves_where_it_may_still_change(case, rank, size, begun):
+    model, optimizer = CASES[case]()
+    train(model, keras_hvd.DistributedOptimizer(optimizer, op=keras_hvd.Sum), rank)
+    assert begun == []
+    weights = keras_hvd.allgather_object([w.tolist() for w in model.get_weights()])
+    assert weights[0] == weights[1]
+
+
+def test_a_hook_of_the_users_sees_the_ranks_own_gradients(rank, size, begun):
+    model, seen = network(), []
+    weight = model.layers[0].kernel.value
+    weight.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad))
+    train(model, distributed(), rank)
+    assert begun == [] and len(seen) == 1
+
+
+def test_other_backward_passes_reduce_nothing(rank, size, begun):
+    model, optimizer = network(), distributed()
+    train(model, optimizer, rank)
+    assert begun == ["0"]
+    for _ in range(1 + rank):
+        model(torch.ones(1, 4)).sum().backward()
+    assert begun == ["0"]
+    train(model, optimizer, rank)
+    assert begun == ["0", "0"]
+
+
+class Branches(keras.Model):
+    """Leaves a layer out on the ranks that it is told."""
+
+    def __init__(self, is_left_out):
+        super().__init__()
+        self.one = keras.layers.Dense(1, kernel_initializer="ones", name="one")
+        self.other = keras.layers.Dense(1, kernel_initializer="ones", name="other")
+        self.is_left_out = is_left_out
+
+    def build(self, shape):
+        self.one.build(shape)
+        self.other.build(shape)
+
+    def call(self, inputs):
+        left_out = self.one(inputs)
+        return left_out if self.is_left_out else left_out + self.other(inputs)
+
+
+def test_a_layer_that_no_rank_uses(rank, size):
+    model = Branches(is_left_out=True)
+    model.build((2, 4))
+    before = model.other.kernel.numpy()
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        train(model, distributed(), rank)
+    np.testing.assert_array_equal(model.other.kernel.numpy(), before)
+    weights = keras_hvd.allgather_object(model.one.kernel.numpy().tolist())
+    assert weights[0] == weights[1]
+
+
+def test_a_layer_that_one_rank_does_not_use(rank, size):
+    model = Branches(is_left_out=rank == 0)
+    model.build((2, 4))
+    before = model.get_weights()
+    with pytest.raises(MismatchError):
+        train(model, distributed(), rank)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Fails(torch.autograd.Function):
+    """Fails in backward, where the last layer's gradients are under way."""
+
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, grad):
+        raise ArithmeticError("in backward")
+
+
+class Failing(keras.layers.Layer):
+    fails = True
+
+    def call(self, inputs):
+        return Fails.apply(inputs) if self.fails else inputs
+
+
+def test_an_error_in_backward_leaves_nothing_under_way(rank, size, begun):
+    failing = Failing()
+    model, optimizer = network(failing, width=LENGTH), distributed()
+    with pytest.raises(ArithmeticError):
+        train(model, optimizer, rank, LENGTH)
+    assert begun == ["0"]
+    failing.fails = False
+    train(model, optimizer, rank, LENGTH)
+    assert begun == ["0", "0", "1"]
+    checksums = keras_hvd.allgather_object(
+        [float(np.sum(each)) for each in model.get_weights()]
+    )
+    assert checksums[0] == checksums[1]
+
+
+def test_sparse_gradients_are_made_dense(rank, size, begun):
+    table = torch.nn.Embedding(6, 3, sparse=True)
+    with torch.no_grad():
+        table.weight.fill_(1.0)
+    layer = keras.layers.TorchModuleWrapper(table, name="table")
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), layer])
+    model.compile(distributed(sparse_as_dense=True), "mse")
+    rows = np.array([[rank, rank + 1]])
+    model.train_on_batch(rows, np.zeros((1, 2, 3)))
+    assert begun == ["0"]
+    # Each of 6 numbers has the gradient 2 / 6, and ranks are averaged.
+    expected = np.ones((6, 3))
+    for each in range(size):
+        expected[[each, each + 1]] -= 0.1 * 2 / 6 / size
+    np.testing.assert_allclose(table.weight.detach().numpy(), expected, atol=1e-6)
+
+
+def test_compression_and_a_factor_before(rank, size, begun):
+    model = network()
+    optimizer = distributed(
+        compression=keras_hvd.Compression.fp16, gradient_predivide_factor=2.0
+    )
+    train(model, optimizer, rank)
+    assert begun == ["0"]
+    of_all = keras_hvd.allgather_object(model.layers[0].kernel.numpy().tolist())
+    assert of_all[0] == of_all[1]
+    # Mean over ranks and rows of 2 * y / 4 * x, with y = 16 x, through 4 ones.
+    xs = np.arange(1.0, size + 1)
+    step = 0.1 * np.mean(4 * 2 * 16 * xs / 4 * xs)
+    np.testing.assert_allclose(of_all[0], 1 - np.full((4, 4), step), rtol=2e-3)
+
+
+def test_local_gradients_stay(rank, size, begun):
+    model, optimizer = network(), distributed()
+    optimizer.register_local_var(model.layers[0].kernel)
+    train(model, optimizer, rank)
+    assert begun == ["0"]
+    first, last = (
+        keras_hvd.allgather_object(layer.kernel.numpy().tolist())
+        for layer in (model.layers[0], model.layers[-1])
+    )
+    assert first[0] != first[1] and last[0] == last[1]
