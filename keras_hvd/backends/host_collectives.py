@@ -46,6 +46,8 @@ class HostTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     address: int
+    # Where a reduction's result goes; None: to the same place.
+    result: int | None = None
 
     @classmethod
     def of_array(cls, array: np.ndarray) -> HostTensor:
@@ -62,7 +64,7 @@ class HostTensor(NamedTuple):
 
 
 class Together:
-    """A context for collectives in place that run at the same time.
+    """A context for collectives that run at the same time.
 
     They have ended when the context has. Then the first error is raised.
 
@@ -142,13 +144,17 @@ class Together:
         trace: TracebackType | None,
     ) -> None:
         engine = native.engine()
-        first: exceptions.KerasHvdError | None = None
+        first: BaseException | None = None
         # All of them: until its end the engine has a collective's memory.
         for each in self._pending:
-            code = engine.khvd_finish(each)
-            if code != 0 and first is None:
-                text = engine.khvd_last_error().decode(errors="replace")
-                first = exceptions.from_code(code, text)
+            try:
+                code = engine.khvd_finish(each)
+                if code != 0 and first is None:
+                    text = engine.khvd_last_error().decode(errors="replace")
+                    first = exceptions.from_code(code, text)
+            except KeyboardInterrupt as interrupt:
+                first = interrupt
+        self._pending.clear()
         if first is not None and error is None:
             raise first
 
@@ -159,7 +165,7 @@ def _given(tensor: HostTensor) -> native.Tensor:
         rank=len(tensor.shape),
         shape=(ctypes.c_int64 * len(tensor.shape))(*tensor.shape),
         input=tensor.address,
-        output=tensor.address,
+        output=tensor.address if tensor.result is None else tensor.result,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.backends.torch.collectives.reducing import allreduce
@@ -42,7 +43,12 @@ def moments_over_ranks(
     mean = _ratio(_masked(inputs, mask).sum(axes), count)
     squares = _masked(inputs - mean.reshape(of_channel), mask).square().sum(axes)
     own = torch.stack([count, mean, squares])
-    counts, means, squares = _Gathered.apply(own, name, process_set).unbind(dim=1)
+    if in_symbolic_scope():
+        # The model is only described, which other ranks need not do.
+        of_ranks = own[None]
+    else:
+        of_ranks = _Gathered.apply(own, name, process_set)
+    counts, means, squares = of_ranks.unbind(dim=1)
     # A rank without rows gives a count of 0.
     count = counts.sum(0)
     mean = _ratio((counts * means).sum(0), count)

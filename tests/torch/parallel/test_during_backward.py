@@ -89,15 +89,122 @@ def test_the_last_layers_gradients_are_reduced_before_backward_ends(rank, size, 
     assert begun == ["0", "1"]
 
 
-def test_the_engine_gets_the_gradients_themselves(rank, size):
-    model = network()
-    weight = model.layers[0].kernel.value
-    addresses = []
-    weight.register_hook(lambda grad: addresses.append(grad.data_ptr()))
+def test_the_engine_gets_the_gradients_themselves(rank, size, monkeypatch):
+    model, given, plain = network(), [], Together.allreduce
+
+    def allreduce(self, name, tensors, *arguments):
+        given.extend((each.address, each.result) for each in tensors)
+        plain(self, name, tensors, *arguments)
+
+    monkeypatch.setattr(Together, "allreduce", allreduce)
     train(model, distributed(), rank)
-    totals = keras_hvd.allgather_object(weight.grad.tolist())
-    assert totals[0] == totals[1]
-    assert weight.grad.data_ptr() in addresses
+    grads = [layer.kernel.value.grad for layer in model.layers]
+    assert {each.data_ptr() for each in grads} <= {address for address, _ in given}
+    # They may share memory with what backward still reads, so each stays as it is.
+    of_ranks = keras_hvd.allgather_object(grads[0].tolist())
+    assert of_ranks[0] != of_ranks[1]
+
+
+class Position(keras.layers.Layer):
+    """Adds its weight, whose gradient is that of the inputs where there is one row."""
+
+    def build(self, shape):
+        self.position = self.add_weight(shape=shape[1:], name="position")
+
+    def call(self, inputs):
+        return inputs + keras.ops.expand_dims(self.position, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"groups": 3}, {"gradient_predivide_factor": 2.0}], ids=str
+)
+def test_a_gradient_may_share_memory_with_one_that_others_wait_for(
+    arguments, rank, size, begun
+):
+    """As one process trains on the rows of all ranks."""
+    rows = np.random.default_rng(3).standard_normal((size, 4)).astype("float32")
+
+    def trained(optimizer, x):
+        keras.utils.set_random_seed(1)
+        model = network(Position())
+        model.compile(optimizer, "mse")
+        model.train_on_batch(x, np.zeros((len(x), 4)))
+        return model.get_weights()
+
+    alone = trained(keras.optimizers.SGD(0.1), rows)
+    assert begun == []
+    together = trained(distributed(**arguments), rows[rank : rank + 1])
+    assert begun == (["0", "1", "2"] if "groups" in arguments else ["0"])
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_parameter_that_torch_froze(rank, size, begun):
+    inner = torch.nn.Linear(4, 4)
+    layer = keras.layers.TorchModuleWrapper(inner)
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+    inner.requires_grad_(False)
+    before = inner.weight.detach().clone()
+    model.compile(distributed(), "mse")
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        model.train_on_batch(np.ones((2, 4)), np.zeros((2, 1)))
+    assert begun == ["0"]
+    assert torch.equal(inner.weight, before)
+
+
+class Auxiliary(keras.Sequential):
+    """Its loss has a backward pass of its own, of a weight that the other lacks."""
+
+    def compute_loss(self, *arguments, **named):
+        if torch.is_grad_enabled():  # Not where Keras builds the model.
+            (self.layers[0].own.value ** 2).sum().backward()
+        return super().compute_loss(*arguments, **named)
+
+
+class WithOwn(keras.layers.Layer):
+    def build(self, shape):
+        self.own = self.add_weight(shape=(2,), initializer="ones", name="own")
+
+    def call(self, inputs):
+        return inputs
+
+
+def test_a_gradient_of_another_backward_pass_of_the_step(rank, size, begun):
+    model = Auxiliary([keras.Input((4,)), WithOwn(), keras.layers.Dense(1)])
+    model.compile(distributed(), "mse")
+    model.train_on_batch(np.full((2, 4), rank + 1.0), np.zeros((2, 1)))
+    # 1 - 0.1 * 2, on all ranks.
+    np.testing.assert_allclose(model.layers[0].own.numpy(), [0.8, 0.8], rtol=1e-6)
+
+
+class Twice(torch.autograd.Function):
+    """Its backward pass has another one in it, to the same weight."""
+
+    @staticmethod
+    def forward(context, value, weight):
+        context.weight = weight
+        return value.clone()
+
+    @staticmethod
+    def backward(context, grad):
+        with torch.enable_grad():
+            (context.weight**2).sum().backward()
+            (context.weight**2).sum().backward()
+        return grad, None
+
+
+class Computing(keras.layers.Layer):
+    def build(self, shape):
+        self.own = self.add_weight(shape=(2,), initializer="ones", name="own")
+
+    def call(self, inputs):
+        return Twice.apply(inputs, self.own.value)
+
+
+def test_a_gradient_that_is_computed_twice_is_an_error(rank, size):
+    model = network(Computing())
+    with pytest.raises(RuntimeError, match="twice while the ranks reduced it.*apply"):
+        train(model, distributed(), rank)
 
 
 class Doubles(keras.optimizers.SGD):

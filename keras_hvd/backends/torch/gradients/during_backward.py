@@ -7,7 +7,6 @@ gradients are reduced once `apply` is called, as they then are.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -103,7 +102,7 @@ class EarlyReduction:
         shared = [
             each
             for each in terms.variables
-            if each.trainable and identity(each) not in terms.local
+            if each.value.requires_grad and identity(each) not in terms.local
         ]
         values = [each.value for each in shared]
         self._places = {identity(each): place for place, each in enumerate(shared)}
@@ -113,14 +112,13 @@ class EarlyReduction:
             shared,
             [value.numel() * value.element_size() for value in values],
             terms.agreed,
+            in_place=False,
         )
         self._grads: dict[int, torch.Tensor] = {}
-        self._hooks = [
-            value.register_post_accumulate_grad_hook(
-                functools.partial(self._give, place, variable)
-            )
-            for place, (variable, value) in enumerate(zip(shared, values, strict=True))
-        ]
+        self._hooks: list[Any] = []
+        for place, (variable, value) in enumerate(zip(shared, values, strict=True)):
+            give = functools.partial(self._give, place, variable)
+            self._hooks.append(value.register_post_accumulate_grad_hook(give))
 
     def finish(
         self, grads: Sequence[torch.Tensor], variables: Sequence[Any]
@@ -130,31 +128,30 @@ class EarlyReduction:
         Raises RuntimeError if they are not those that backward has computed.
         """
         self._remove_hooks()
-        places = [self._places.get(identity(variable)) for variable in variables]
-        for grad, place in zip(grads, places, strict=True):
-            if place is None or self._grads.get(place) is not grad:
-                self.abandon()
-                raise RuntimeError(
-                    f"a gradient of {self.prefix!r} was replaced after backward, while "
-                    "the ranks reduced it: in a train_step() of your own, call "
-                    "loss.backward() and optimizer.apply(), and not Keras' train_step()"
-                )
+        places = [self._places[identity(variable)] for variable in variables]
+        try:
+            for grad, variable, place in zip(grads, variables, places, strict=True):
+                if not self._step.has(place):
+                    # Another backward pass has computed it, before this one.
+                    dense = reducible(self._reduction, grad, variable)
+                    self._step.give(place, dense)
+                elif self._grads[place] is not grad:
+                    raise _unexpected(f"replaced a gradient of {self.prefix!r}")
+        except BaseException:
+            self._step.abandon()
+            raise
         results = self._step.finish()
-        return [results[place] for place in places if place is not None]
+        return [results[place] for place in places]
 
     def abandon(self) -> None:
         """Waits for what was sent, after an error that is about to be raised."""
         self._remove_hooks()
-        with contextlib.suppress(Exception):
-            self._step.abandon()
+        self._step.abandon()
 
     def _give(self, place: int, variable: Any, parameter: torch.Tensor) -> None:
         grad = parameter.grad
         if self._step.has(place):
-            raise RuntimeError(
-                f"backward ran twice before apply(), and gradients of {self.prefix!r} "
-                "were being reduced: add the losses up, and call backward once"
-            )
+            raise _unexpected(f"computed a gradient of {self.prefix!r} twice")
         assert grad is not None, "the hook runs once there is a gradient"
         self._grads[place] = grad
         self._step.give(place, reducible(self._reduction, grad, variable))
@@ -162,6 +159,14 @@ class EarlyReduction:
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def _unexpected(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"the step {what} while the ranks reduced it. An optimizer whose class defines "
+        "apply(), if only to call super().apply(), reduces after backward alone: use "
+        "such a one here"
+    )
 
 
 def _begun(

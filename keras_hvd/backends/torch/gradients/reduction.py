@@ -1,4 +1,4 @@
-"""Reduction of a step's gradients, in place."""
+"""Reduction of a step's gradients."""
 
 from __future__ import annotations
 
@@ -94,8 +94,12 @@ def _reduce(
     sizes = [grad.numel() * grad.element_size() for grad in dense]
     step = StepReduction(reduction, prefix, variables, sizes, agreed)
     apart = _apart(dense)
-    for place in reversed(range(len(apart))):
-        step.give(place, apart[place])
+    try:
+        for place in reversed(range(len(apart))):
+            step.give(place, apart[place])
+    except BaseException:
+        step.abandon()
+        raise
     results = step.finish()
     return [results[place] for place in range(len(apart))]
 

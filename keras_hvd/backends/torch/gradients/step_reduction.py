@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ from keras_hvd.backends.host_collectives import HostTensor, Together
 from keras_hvd.backends.labels import labels_of
 from keras_hvd.backends.torch.collectives.tensors import is_dense, on_host
 from keras_hvd.backends.variables import path
+from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job.process_sets import number_of
 
 
 class StepReduction:
-    """Reduces gradients in place. They are given one by one, in any order.
+    """Reduces gradients, which are given one by one, in any order.
 
     Args:
         prefix: begins the names that match buckets between ranks.
@@ -26,6 +28,8 @@ class StepReduction:
             that one rank does not give is an error on all.
         sizes: the bytes of each gradient.
         agreed: further settings that must be equal on all ranks; "" for none.
+        in_place: whether results take the place of gradients. Else these stay: while
+            backward runs, their memory may be that of others.
 
     Example:
 
@@ -45,6 +49,7 @@ class StepReduction:
         variables: Sequence[Any],
         sizes: Sequence[int],
         agreed: str,
+        in_place: bool = True,
     ):
         self._reduction = reduction
         self._prefix = prefix
@@ -63,7 +68,9 @@ class StepReduction:
         }
         self._waits_for = [len(bucket) for bucket in self._buckets]
         self._begun: set[int] = set()
-        self._given: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._in_place = in_place
+        # What is sent, where its reduction goes, and what restores the gradient.
+        self._given: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._nothing = np.zeros(1, np.float32)
         self._together = Together()
 
@@ -77,10 +84,9 @@ class StepReduction:
         if not grad.is_contiguous():
             # Elements are reduced in the order of memory.
             self._labels[place] = f"{label} with strides {grad.stride()}"
-        factor = self._reduction.gradient_predivide_factor
-        if factor != 1:
-            grad = grad.div_(factor)
-        self._given[place] = self._compressed(grad)
+        sent, context = self._compressed(grad)
+        is_own = self._in_place or sent is not grad
+        self._given[place] = sent, sent if is_own else torch.empty_like(sent), context
         bucket = self._bucket_of[place]
         self._waits_for[bucket] -= 1
         if self._waits_for[bucket] == 0:
@@ -95,19 +101,16 @@ class StepReduction:
         decompress = self._reduction.compression.decompress
         factor = self._reduction.gradient_predivide_factor
         results = {
-            place: decompress(sent, context)
-            for place, (sent, context) in self._given.items()
+            place: decompress(reduced, context)
+            for place, (_, reduced, context) in self._given.items()
         }
         if factor != 1:
             return {place: each.mul_(factor) for place, each in results.items()}
         return results
 
     def abandon(self) -> None:
-        """Waits for the buckets that were sent: until then the engine has their memory.
-
-        Raises a KerasHvdError if one of them fails.
-        """
-        with self._together:
+        """Waits for what was sent, after an error: until then the engine has it."""
+        with contextlib.suppress(KerasHvdError), self._together:
             pass
 
     def _begin(self, number: int) -> None:
@@ -115,15 +118,22 @@ class StepReduction:
         bucket = [place for place in self._buckets[number] if self.has(place)]
         self._together.allreduce(
             f"{self._prefix}/gradients/{number}",
-            [on_host(self._given[place][0]) for place in bucket]
+            [self._on_host(place) for place in bucket]
             or [HostTensor.of_array(self._nothing)],
             self._reduction.op,
             self._process_set,
             "\n".join([*(self._labels[place] for place in bucket), *self._agreed]),
         )
 
+    def _on_host(self, place: int) -> HostTensor:
+        sent, reduced, _ = self._given[place]
+        return on_host(sent)._replace(result=on_host(reduced).address)
+
     def _compressed(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The tensor to send, without gaps, and what restores the gradient from it."""
+        factor = self._reduction.gradient_predivide_factor
+        if factor != 1:
+            grad = grad.div_(factor) if self._in_place else grad / factor
         if self._reduction.compression is NoneCompressor:
             return grad, None
         sent, context = self._reduction.compression.compress(grad)
