@@ -250,6 +250,9 @@ std::string Liveness::HowItEnded(int peer) {
     if (program != programs_[peer] || --tries == 0)
       return "called exec: its process runs '" + program + "' now";
   }
+  // It may have begun to end meanwhile.
+  const int later_status = StatusOf(block.pid.load());
+  if (later_status != 0) return HowItEndedText(later_status);
   ProcessInfo info = {};
   info.mask = kInfoExit;
   if (ioctl(processes_[peer], kGetInfo, &info) != 0 || (info.mask & kInfoExit) == 0) {
