@@ -307,7 +307,7 @@ class LiveLines:
 
     def _format(self, piece: bytes) -> bytes:
         if piece and self._was_cut_off:
-            self._was_cut_off = False
+            self._was_cut_off = piece == b"\r"
             if piece == b"\n":
                 return b""  # The line has ended already.
         text = piece.rstrip(b"\r\n")

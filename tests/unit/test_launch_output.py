@@ -118,6 +118,16 @@ def test_a_line_that_another_ranks_line_cuts_off_ends_once(screen, rest, shown):
     assert read() == f"[0] text\n[1] other\n{shown}"
 
 
+def test_a_line_that_is_cut_off_before_a_carriage_return_ends_once(screen):
+    screen, read = screen
+    live = LiveLines(screen, Prefix(0, False), None)
+    live.feed(b"text")
+    live.show_held()
+    WholeLines(screen, Prefix(1, False)).feed(b"other\n")
+    live.feed(b"\r\nnext\n")
+    assert read().replace("\r", "") == "[0] text\n[1] other\n[0] next\n"
+
+
 def test_a_line_is_held_for_its_time_however_long_anothers_was(screen):
     """Under mpirun the ranks have one stream, and one time at which to show lines."""
     screen, read = screen
