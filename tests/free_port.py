@@ -10,9 +10,10 @@ _PORTS = range(10_240, 16_384)
 _random = random.SystemRandom()
 
 
-def free_port() -> int:
-    """A port of this host without a listener."""
+def free_port(address: str = "") -> int:
+    """A port without a listener, at an address of this host or at all."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     while True:
-        port = _random.choice(_PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
+        place = address, _random.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.create_server(place, family=family):
+            return place[1]

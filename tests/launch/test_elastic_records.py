@@ -19,9 +19,10 @@ AGAIN = "--blacklist-cooldown-range", 0, 0
 def test_each_job_has_a_timeline_of_its_own(khvdrun, tmp_path):
     """Rank 0 of the first one dies, and the one that is new does not write over it."""
     options = "-np", 3, "--min-np", 2, *AGAIN
-    told = "--timeline-filename", tmp_path / "timeline.json"
-    program = sys.executable, SCRIPT, tmp_path, 0, "5"
-    ended = khvdrun.run(*options, *told, *program, env={**COUNTS, "MEMBERS": "3"})
+    path = tmp_path / "timeline.json"
+    told = "--timeline-filename", path, sys.executable, SCRIPT, tmp_path, 0, "5"
+    variables = {**COUNTS, "MEMBERS": "3", "DIES_AFTER": str(path)}
+    ended = khvdrun.run(*options, *told, env=variables)
     assert ended.returncode == 0, ended.stderr
     names = "timeline.json", "timeline.2.json", "timeline.3.json"
     assert sorted(tmp_path.glob("timeline*")) == sorted(tmp_path / n for n in names)

@@ -205,7 +205,8 @@ def test_a_rank_that_is_killed_is_named_in_time(any_mpi, two_hosts, run):
         kind, text = died["error"]
         assert kind == "RankFailedError"
         assert re.search(
-            r"^rank 2 on host1\b.* ended before the function had returned"
+            # Its launcher ends the others soon, and may be faster than the news.
+            r"\brank 2 on host1\b.* ended before the function had returned"
             r"|rank 2 \(pid \d+ on host1\) (was killed by SIGKILL|has gone without)",
             text,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from free_port import free_port
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.world import tls
@@ -120,13 +121,6 @@ class Job:
     def connect(self) -> socket.socket:
         """A stranger's connection to rank 0."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=LATEST)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as found:
-        found.bind((host, 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture
