@@ -51,7 +51,7 @@ async def ready(waited_for: socket.socket | int, event: int, deadline: float) ->
     >>> EventLoop().run(ready(here, READ, deadline=math.inf))
     True
     """
-    if isinstance(waited_for, socket.socket):
+    if not isinstance(waited_for, int):
         waited_for = waited_for.fileno()
     return await _suspend(_Wait(descriptor=waited_for, event=event, deadline=deadline))
 

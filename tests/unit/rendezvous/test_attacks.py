@@ -382,7 +382,7 @@ def test_under_tls_one_changed_bit_is_noticed(new_job, begin_tls):
     # In the handshake and in the messages.
     for case in itertools.product((0, 50, 150, 300, 500), (True, False)):
         offset, of_server = case
-        job = new_job(2, timeout=10, tls=begin_tls)
+        job = new_job(2, timeout=5, tls=begin_tls)
         proxy = Proxy(job.port, FlipBit(MESSAGE + offset, of_server))
         job.start(0, "a")
         job.start(1, "b", rendezvous=proxy.address)
