@@ -82,7 +82,7 @@ test-more:
 	$(MAKE) $(AT_ONCE) --jobs=2 one-rank-tests page-tests benchmark-tests \
 		added-collective-tests
 	$(MAKE) --no-print-directory four-ranks-tests trainings-hosts-tests two-hosts-tests \
-		ends-wheel-tests
+		ends-wheel-tests torch-tests
 	$(MAKE) $(AT_ONCE) --jobs=2 ray-tests spark-tests
 
 AT_ONCE = --no-print-directory --output-sync=target MAY_RUN_AT_ONCE=yes
