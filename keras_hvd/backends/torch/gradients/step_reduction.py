@@ -85,8 +85,10 @@ class StepReduction:
             # Elements are reduced in the order of memory.
             self._labels[place] = f"{label} with strides {grad.stride()}"
         sent, context = self._compressed(grad)
-        is_own = self._in_place or sent is not grad
-        self._given[place] = sent, sent if is_own else torch.empty_like(sent), context
+        # A compressor may return the gradient, or a view of it.
+        is_kept = not self._in_place and _share_memory(sent, grad)
+        reduced = torch.empty_like(sent) if is_kept else sent
+        self._given[place] = sent, reduced, context
         bucket = self._bucket_of[place]
         self._waits_for[bucket] -= 1
         if self._waits_for[bucket] == 0:
@@ -138,6 +140,11 @@ class StepReduction:
             return grad, None
         sent, context = self._reduction.compression.compress(grad)
         return (sent if is_dense(sent) else sent.contiguous()), context
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, second = one.untyped_storage(), other.untyped_storage()
+    return first.data_ptr() == second.data_ptr()
 
 
 def reducible(reduction: GradientReduction, grad: Any, variable: Any) -> torch.Tensor:
