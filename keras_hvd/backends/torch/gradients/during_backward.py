@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+# Of each optimizer: the tensors that its reduced gradients have in every step.
+_results: weakref.WeakKeyDictionary[Any, dict[int, torch.Tensor]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @functools.cache
@@ -96,7 +102,7 @@ def take(prefix: str) -> EarlyReduction | None:
 class EarlyReduction:
     """The reduction of the gradients that the next backward pass computes."""
 
-    def __init__(self, terms: Terms):
+    def __init__(self, terms: Terms, results: dict[int, torch.Tensor]):
         self.prefix = terms.prefix
         self._reduction = terms.reduction
         shared = [
@@ -112,7 +118,7 @@ class EarlyReduction:
             shared,
             [value.numel() * value.element_size() for value in values],
             terms.agreed,
-            in_place=False,
+            results,
         )
         self._grads: dict[int, torch.Tensor] = {}
         self._hooks: list[Any] = []
@@ -176,7 +182,9 @@ def _begun(
     if given is None:
         return None
     terms = Terms(*given)
-    return EarlyReduction(terms) if _is_plain(optimizer, terms.variables) else None
+    if not _is_plain(optimizer, terms.variables):
+        return None
+    return EarlyReduction(terms, _results.setdefault(optimizer, {}))
 
 
 def _is_plain(optimizer: Any, variables: Sequence[Any]) -> bool:

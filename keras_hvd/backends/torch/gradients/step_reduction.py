@@ -28,8 +28,9 @@ class StepReduction:
             that one rank does not give is an error on all.
         sizes: the bytes of each gradient.
         agreed: further settings that must be equal on all ranks; "" for none.
-        in_place: whether results take the place of gradients. Else these stay: while
-            backward runs, their memory may be that of others.
+        results: where the results go, by place, from a step before; missing ones are
+            added. None: in the place of the gradients. While backward runs, theirs may
+            be the memory of others.
 
     Example:
 
@@ -49,7 +50,7 @@ class StepReduction:
         variables: Sequence[Any],
         sizes: Sequence[int],
         agreed: str,
-        in_place: bool = True,
+        results: dict[int, torch.Tensor] | None = None,
     ):
         self._reduction = reduction
         self._prefix = prefix
@@ -68,7 +69,7 @@ class StepReduction:
         }
         self._waits_for = [len(bucket) for bucket in self._buckets]
         self._begun: set[int] = set()
-        self._in_place = in_place
+        self._results = results
         # What is sent, where its reduction goes, and what restores the gradient.
         self._given: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._nothing = np.zeros(1, np.float32)
@@ -85,10 +86,7 @@ class StepReduction:
             # Elements are reduced in the order of memory.
             self._labels[place] = f"{label} with strides {grad.stride()}"
         sent, context = self._compressed(grad)
-        # A compressor may return the gradient, or a view of it.
-        is_kept = not self._in_place and _share_memory(sent, grad)
-        reduced = torch.empty_like(sent) if is_kept else sent
-        self._given[place] = sent, reduced, context
+        self._given[place] = sent, self._result(place, sent, grad), context
         bucket = self._bucket_of[place]
         self._waits_for[bucket] -= 1
         if self._waits_for[bucket] == 0:
@@ -115,6 +113,17 @@ class StepReduction:
         with contextlib.suppress(KerasHvdError), self._together:
             pass
 
+    def _result(
+        self, place: int, sent: torch.Tensor, grad: torch.Tensor
+    ) -> torch.Tensor:
+        # A compressor may return the gradient, or a view of it.
+        if self._results is None or not _share_memory(sent, grad):
+            return sent
+        kept = self._results.get(place)
+        if kept is None or not _are_alike(kept, sent):
+            kept = self._results[place] = torch.empty_like(sent)
+        return kept
+
     def _begin(self, number: int) -> None:
         self._begun.add(number)
         bucket = [place for place in self._buckets[number] if self.has(place)]
@@ -135,11 +144,18 @@ class StepReduction:
         """The tensor to send, without gaps, and what restores the gradient from it."""
         factor = self._reduction.gradient_predivide_factor
         if factor != 1:
-            grad = grad.div_(factor) if self._in_place else grad / factor
+            grad = grad.div_(factor) if self._results is None else grad / factor
         if self._reduction.compression is NoneCompressor:
             return grad, None
         sent, context = self._reduction.compression.compress(grad)
         return (sent if is_dense(sent) else sent.contiguous()), context
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, second = (
+        (each.dtype, each.shape, each.stride(), each.device) for each in (one, other)
+    )
+    return first == second
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
