@@ -846,7 +846,9 @@ def same_error(output: str, survivors: int) -> str:
         r"raises (\S+) allreduce '.*?' failed on rank \d+: (.*)", output
     )
     assert len(raised) == survivors, output
-    assert max(float(when) for when, _ in raised) - died < 4
+    delays = [float(when) - died for when, _ in raised]
+    # One may wait for a core.
+    assert min(delays) < 2 and max(delays) < 4
     (error,) = {error for _, error in raised}
     return error
 
