@@ -69,8 +69,10 @@ def install(terms_of: Callable[[Any], tuple[Any, ...] | None]) -> None:
         try:
             return plain_step(self, data)
         finally:
-            _abandon()
-            _thread.optimizer, _thread.early = outer
+            try:
+                _abandon()
+            finally:
+                _thread.optimizer, _thread.early = outer
 
     # It is the last that Keras calls before backward, so no other pass is meant.
     @functools.wraps(plain_scale)

@@ -35,8 +35,8 @@ def reduce(
     variable whose gradients stay on their rank. `agreed` describes further settings
     that must be equal on all ranks.
 
-    Raises TypeError or NotImplementedError, and reduces nothing, if keras_hvd cannot
-    reduce one of the gradients.
+    Raises TypeError or NotImplementedError if keras_hvd cannot reduce one of the
+    gradients. Others may have been sent by then, and are reduced.
 
     Example:
 
