@@ -45,7 +45,7 @@ _NAMES_THE_FIRST = re.compile(
 _MPICHS_FIRST = re.compile(r"=   PID (\d{1,10}) RUNNING AT (\S{1,255})")
 
 # The text by which ranks name each other.
-_PEER_TEXT = r"rank (\d{1,10}) \(pid (\d{1,10}) on [^()\n]{1,255}\)"
+_PEER_TEXT = r"rank (\d{1,10}) \(pid (\d{1,10}) on ([^()\n]{1,255})\)"
 _PEER = re.compile(_PEER_TEXT)
 _KILLED = re.compile(_PEER_TEXT + r" was killed by (SIG[A-Z0-9+-]{1,20})")
 
@@ -281,18 +281,30 @@ def first_failure(tails: Mapping[int, Sequence[str]], own: Sequence[str]) -> Fai
     Failure(rank=2, process='', signal=None)
     >>> first_failure({}, ["=   PID 7 RUNNING AT a"])
     Failure(rank=None, process='process 7 on a', signal=None)
+    >>> tails = {0: ["rank 0 (pid 7 on a)", "rank 1 (pid 7 on b)"]}
+    >>> first_failure(tails, ["=   PID 7 RUNNING AT b.local"])
+    Failure(rank=1, process='', signal=None)
     """
     texts = {number: "\n".join(lines) for number, lines in tails.items()}
     all_texts = "\n".join([*own, *texts.values()])
     if killed := _KILLED.search(all_texts):
         # Real-time signals have no names here.
-        by = signal.Signals.__members__.get(killed[3])
+        by = signal.Signals.__members__.get(killed[4])
         return Failure(int(killed[1]), signal=by)
     if ended := _MPICHS_FIRST.search(all_texts):
-        ranks = {process: int(number) for number, process in _PEER.findall(all_texts)}
-        if ended[1] not in ranks:
-            return Failure(None, f"process {ended[1]} on {ended[2]}")
-        return Failure(ranks[ended[1]])
+        process, host = ended.groups()
+        named = {
+            int(number): its_host.partition(".")[0]
+            for number, its_process, its_host in _PEER.findall(all_texts)
+            if its_process == process
+        }
+        if len(named) > 1:
+            # As the first processes of containers, which all have the same number.
+            short = host.partition(".")[0]
+            named = {number: name for number, name in named.items() if name == short}
+        if len(named) != 1:
+            return Failure(None, f"process {process} on {host}")
+        return Failure(*named)
     for number, text in texts.items():
         left = _PEER.search(text)
         if left and int(left[1]) != number and report.blames_a_peer(text.splitlines()):

@@ -30,7 +30,7 @@ NOT_HERE = "no rank of this host failed by itself"
 # The signals with which khvdrun ends ranks.
 _LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
 
-_PEER_PROCESS = re.compile(r"rank \d{1,10} \(pid (\d{1,10}) on ")
+_PEER_PROCESS = re.compile(r"rank \d{1,10} \(pid (\d{1,10}) on ([^()\n]{1,255})\)")
 
 
 def first_failure(ranks: Sequence[Rank]) -> Rank | None:
@@ -114,8 +114,8 @@ def of_others(ranks: Sequence[Rank], first: Rank) -> str:
     if any(_DID_NOT_MEET in line for line in lines):
         return "the ranks have not met"
     blaming = [line for line in lines if _BLAMES_A_PEER.search(line)]
-    here = {rank.process for rank in ranks}
-    if not blaming or here & _processes_in(blaming):
+    named = _processes_here(blaming)
+    if not blaming or any(rank.process in named for rank in ranks):
         return ""
     return NOT_HERE
 
@@ -150,7 +150,7 @@ def report(
 
 def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
     """Names the ranks that `first` waited for and that had ended with exit code 0."""
-    awaited = _processes_in(first.stderr.lines())
+    awaited = _processes_here(first.stderr.lines())
     return [
         f"rank {rank.number} had left with exit code 0 while others still waited for "
         "it: all ranks must make the same collective calls (look for one that is "
@@ -160,9 +160,14 @@ def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
     ]
 
 
-def _processes_in(lines: Iterable[str]) -> set[int]:
-    """The processes of the ranks that the lines name."""
-    return {int(each) for line in lines for each in _PEER_PROCESS.findall(line)}
+def _processes_here(lines: Iterable[str]) -> set[int]:
+    """The processes of the ranks of this host that the lines name.
+
+    The first process of each container has the same number.
+    """
+    here = socket.gethostname()
+    found = (each for line in lines for each in _PEER_PROCESS.findall(line))
+    return {int(process) for process, host in found if host == here}
 
 
 def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:

@@ -4,6 +4,7 @@ import importlib
 import os
 import pkgutil
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -88,6 +89,15 @@ def test_the_last_error_is_found_in_whatever_a_rank_writes():
     # More digits than int() takes.
     peer = b"RankFailedError: rank 1 (pid " + b"9" * 5000 + b" on a) has left\n"
     assert last_error(peer).startswith("RankFailedError")
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "another"])
+def test_a_rank_is_at_fault_only_where_its_host_is_named_too(host):
+    """In each pod the first rank may be process 7."""
+    error = f"RankFailedError: rank 1 (pid 7 on {host}) has left\n"
+    rank = Rank(0, 7, [], tail_of(error.encode()))
+    is_elsewhere = report.of_others([rank], rank) == report.NOT_HERE
+    assert is_elsewhere == (host == "another")
 
 
 def test_what_would_act_on_a_terminal_is_shown_as_text():
