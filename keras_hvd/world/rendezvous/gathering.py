@@ -36,6 +36,9 @@ _VERDICT_SECONDS = 2.0
 # Between two checks whether this host has the address.
 _PAUSE_SECONDS = 0.5
 
+# A longer wait is said.
+_SILENT_SECONDS = 10.0
+
 _MOST_TOLD_BYTES = 1 << 16
 _MOST_ANSWER_BYTES_PER_MEMBER = 1 << 12
 _MOST_NAMED = 20
@@ -71,7 +74,7 @@ class Group:
     tls: BeginTls | None = None
     # Member 0's sockets, if it listens already.
     listening: Sequence[socket.socket] = ()
-    # Shows the user a text about the wait of member 0.
+    # Shows the user a text about a wait.
     say: Callable[[str], None] | None = None
 
     @property
@@ -155,7 +158,18 @@ class RendezvousServer:
     async def told(self) -> list[dict[str, Any]]:
         """Waits for the message of each other member about itself, in their order."""
         others = self._group.count - 1
-        await self._until(lambda: len(self._members) == others, self._missing)
+
+        def are_here() -> bool:
+            return bool(self._failure) or len(self._members) == others
+
+        group, silent = self._group, time.monotonic() + _SILENT_SECONDS
+        if group.say is not None and silent < self._deadline:
+            if not await event_loop.until(are_here, silent):
+                group.say(
+                    f"{group.name(self._absent())} of {group.count} did not come so "
+                    f"far. It waits for {group.timeout:g} s{self._hints()}"
+                )
+        await self._until(are_here, self._missing)
         # A member that comes now has nothing to wait for.
         self._listener.close()
         return [self._members[number].told for number in range(1, others + 1)]
@@ -285,14 +299,16 @@ class RendezvousServer:
 
     def _missing(self, by: str = "") -> str:
         group = self._group
-        missing = [n for n in range(1, group.count) if n not in self._members]
         who = by or f"{group.member} 0, at {group.place},"
         text = (
-            f"{who} waited {group.timeout:g} s, and {group.name(missing)} of "
+            f"{who} waited {group.timeout:g} s, and {group.name(self._absent())} of "
             f"{group.count} did not come: start all within --start-timeout "
             "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at their own errors"
         )
         return text + self._hints()
+
+    def _absent(self) -> list[int]:
+        return [n for n in range(1, self._group.count) if n not in self._members]
 
     def _hints(self) -> str:
         return hints(self._group, self._listener, self.listening_at)
@@ -325,7 +341,7 @@ class RendezvousClient:
         call = Call(group.key, *place, group.sources(), group.tls)
         host = f"{group.member} 0 at {group.place}"
         try:
-            proven = await connection.connect(call, group.resolved, self._deadline)
+            proven = await self._reach(call, host)
         except connection.RefusedError as error:
             raise RendezvousError(
                 f"{host} refuses {group.member} {group.number}: {error}"
@@ -345,6 +361,20 @@ class RendezvousClient:
         proven.stream.deadline = self._deadline + _VERDICT_SECONDS
         self._proven = proven
         return proven.stream.socket.getsockname()[0]
+
+    async def _reach(self, call: Call, host: str) -> ProvenConnection:
+        group, silent = self._group, time.monotonic() + _SILENT_SECONDS
+        if group.say is not None and silent < self._deadline:
+            try:
+                return await connection.connect(call, group.resolved, silent)
+            except connection.RefusedError:
+                raise
+            except OSError as error:
+                group.say(
+                    f"{host} cannot be reached so far: {error.strerror or error}. It "
+                    f"tries for {group.timeout:g} s"
+                )
+        return await connection.connect(call, group.resolved, self._deadline)
 
     async def tell(self, told: dict[str, Any]) -> dict[str, Any]:
         """Sends member 0 the message about this member, and waits for the answer."""

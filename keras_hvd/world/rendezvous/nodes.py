@@ -67,7 +67,7 @@ def meet(
 ) -> tuple[NodeRanks, OtherNodes]:
     """Waits for the other nodes, and returns the ranks that this one starts.
 
-    `say` shows the user what else node 0 waits for. All nodes return, or all raise
+    `say` shows the user what a node waits for. All nodes return, or all raise
     NotMetError with the reason.
     """
     group = Group(
