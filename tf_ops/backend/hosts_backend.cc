@@ -1,4 +1,3 @@
-// See hosts_backend.h.
 #include "tf_ops/backend/hosts_backend.h"
 
 #include <utility>

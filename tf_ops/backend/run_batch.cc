@@ -1,4 +1,3 @@
-// See run_batch.h.
 #include "tf_ops/backend/run_batch.h"
 
 #include <algorithm>

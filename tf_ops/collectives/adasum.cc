@@ -1,5 +1,3 @@
-// See adasum.h.
-//
 // The direct scheme over shared memory. Each member owns a part of each tensor and
 //   1. gets its parts of all members' tensors;
 //   2. at each level of the tree: sums the products over its parts, gets the other

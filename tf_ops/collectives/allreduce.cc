@@ -1,5 +1,3 @@
-// See allreduce.h.
-//
 // The direct scheme over shared memory. The tensors, each padded to whole cache lines,
 // form one line of bytes, which is processed in windows. A window has one slice for
 // each member. Each member

@@ -1,4 +1,3 @@
-// See communicator.h.
 #include "tf_ops/collectives/communicator.h"
 
 #include <algorithm>

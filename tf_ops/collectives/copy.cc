@@ -1,4 +1,3 @@
-// See copy.h.
 #include "tf_ops/collectives/copy.h"
 
 #include <algorithm>

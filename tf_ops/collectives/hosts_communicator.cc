@@ -1,4 +1,3 @@
-// See hosts_communicator.h.
 #include "tf_ops/collectives/hosts_communicator.h"
 
 #include <sched.h>

@@ -1,4 +1,3 @@
-// See joint_attempt.h.
 #include "tf_ops/collectives/joint_attempt.h"
 
 #include <cstring>

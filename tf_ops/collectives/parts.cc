@@ -1,4 +1,3 @@
-// See parts.h.
 #include "tf_ops/collectives/parts.h"
 
 #include <utility>

@@ -1,4 +1,3 @@
-// See reduce.h.
 #include "tf_ops/collectives/reduce.h"
 
 #include <cmath>

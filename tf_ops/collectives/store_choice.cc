@@ -1,4 +1,3 @@
-// See store_choice.h.
 #include "tf_ops/collectives/store_choice.h"
 
 #include <algorithm>

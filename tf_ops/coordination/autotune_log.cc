@@ -1,4 +1,3 @@
-// See autotune_log.h.
 #include "tf_ops/coordination/autotune_log.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// See coordinator.h.
 #include "tf_ops/coordination/coordinator.h"
 
 #include <algorithm>

@@ -1,5 +1,3 @@
-// See messages.h.
-//
 // A message is a sequence of fields, each a multiple of 8 bytes: integers, texts with
 // their length in front, lists with their count in front.
 #include "tf_ops/coordination/messages.h"

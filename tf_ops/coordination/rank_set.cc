@@ -1,4 +1,3 @@
-// See rank_set.h.
 #include "tf_ops/coordination/rank_set.h"
 
 #include <algorithm>

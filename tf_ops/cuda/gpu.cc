@@ -1,4 +1,3 @@
-// See gpu.h.
 #include "tf_ops/cuda/gpu.h"
 
 #include <utility>

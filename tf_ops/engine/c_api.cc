@@ -1,4 +1,3 @@
-// See c_api.h.
 #include "tf_ops/engine/c_api.h"
 
 #include <stdio.h>

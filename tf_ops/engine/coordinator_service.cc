@@ -1,4 +1,3 @@
-// See coordinator_service.h.
 #include "tf_ops/engine/coordinator_service.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See engine_loop.h.
 #include "tf_ops/engine/engine_loop.h"
 
 #include <sched.h>

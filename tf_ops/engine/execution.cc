@@ -1,4 +1,3 @@
-// See execution.h.
 #include "tf_ops/engine/execution.h"
 
 #include <algorithm>

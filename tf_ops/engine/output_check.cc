@@ -1,4 +1,3 @@
-// See output_check.h.
 #include "tf_ops/engine/output_check.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See request.h.
 #include "tf_ops/engine/request.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See stall_watch.h.
 #include "tf_ops/engine/stall_watch.h"
 
 #include <algorithm>

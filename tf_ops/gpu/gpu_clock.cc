@@ -1,4 +1,3 @@
-// See gpu_clock.h.
 #include "tf_ops/gpu/gpu_clock.h"
 
 #include <sched.h>

@@ -1,4 +1,3 @@
-// See gpu_runner.h.
 #include "tf_ops/gpu/gpu_runner.h"
 
 #include <sched.h>

@@ -1,4 +1,3 @@
-// See gpu_times.h.
 #include "tf_ops/gpu/gpu_times.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See nccl_backend.h.
 #include "tf_ops/gpu/nccl_backend.h"
 
 #include <algorithm>

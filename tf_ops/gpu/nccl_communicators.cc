@@ -1,4 +1,3 @@
-// See nccl_communicators.h.
 #include "tf_ops/gpu/nccl_communicators.h"
 
 #include <stdlib.h>

@@ -1,4 +1,3 @@
-// Requests from TensorFlow to the engine and back; see submit.h.
 #include "tf_ops/kernels/submit.h"
 
 #include <numeric>

@@ -1,4 +1,3 @@
-// The request of a program compiled by XLA; see xla_request.h.
 #include "tf_ops/kernels/xla_request.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See allgather.h.
 #include "tf_ops/nccl/allgather.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See allreduce.h.
 #include "tf_ops/nccl/allreduce.h"
 
 #include "tf_ops/nccl/reduction.h"

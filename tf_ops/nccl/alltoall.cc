@@ -1,4 +1,3 @@
-// See alltoall.h.
 #include "tf_ops/nccl/alltoall.h"
 
 #include <algorithm>

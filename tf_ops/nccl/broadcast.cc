@@ -1,4 +1,3 @@
-// See broadcast.h.
 #include "tf_ops/nccl/broadcast.h"
 
 namespace keras_hvd::nccl {

@@ -1,4 +1,3 @@
-// See reducescatter.h.
 #include "tf_ops/nccl/reducescatter.h"
 
 #include "tf_ops/collectives/parts.h"

@@ -1,4 +1,3 @@
-// See reduction.h.
 #include "tf_ops/nccl/reduction.h"
 
 #include <cmath>

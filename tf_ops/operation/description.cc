@@ -1,4 +1,3 @@
-// See description.h.
 #include "tf_ops/operation/description.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See log.h.
 #include "tf_ops/operation/log.h"
 
 #include <sys/time.h>

@@ -1,4 +1,3 @@
-// See operation_log.h.
 #include "tf_ops/operation/operation_log.h"
 
 #include <algorithm>

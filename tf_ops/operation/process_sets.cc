@@ -1,4 +1,3 @@
-// See process_sets.h.
 #include "tf_ops/operation/process_sets.h"
 
 #include <algorithm>

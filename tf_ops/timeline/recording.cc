@@ -1,4 +1,3 @@
-// See recording.h.
 #include "tf_ops/timeline/recording.h"
 
 #include <algorithm>

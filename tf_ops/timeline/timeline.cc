@@ -1,4 +1,3 @@
-// See timeline.h.
 #include "tf_ops/timeline/timeline.h"
 
 #include <sys/resource.h>

@@ -1,4 +1,3 @@
-// See timeline_writer.h.
 #include "tf_ops/timeline/timeline_writer.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See connection.h.
 #include "tf_ops/transport/connection.h"
 
 #include <errno.h>

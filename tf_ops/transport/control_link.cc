@@ -1,4 +1,3 @@
-// See control_link.h.
 #include "tf_ops/transport/control_link.h"
 
 #include <errno.h>

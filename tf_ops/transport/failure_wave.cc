@@ -1,4 +1,3 @@
-// See failure_wave.h.
 #include "tf_ops/transport/failure_wave.h"
 
 #include <algorithm>

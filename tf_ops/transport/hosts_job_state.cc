@@ -1,4 +1,3 @@
-// See hosts_job_state.h.
 #include "tf_ops/transport/hosts_job_state.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See liveness.h.
 #include "tf_ops/transport/liveness.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// See mpi_data_link.h.
 #include "tf_ops/transport/mpi_data_link.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See reachability.h.
 #include "tf_ops/transport/reachability.h"
 
 #include <errno.h>

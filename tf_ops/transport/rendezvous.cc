@@ -1,4 +1,3 @@
-// See rendezvous.h.
 #include "tf_ops/transport/rendezvous.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// See shared_memory_channel.h.
 #include "tf_ops/transport/shared_memory_channel.h"
 
 #include <algorithm>

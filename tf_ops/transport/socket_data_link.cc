@@ -1,4 +1,3 @@
-// See socket_data_link.h.
 #include "tf_ops/transport/socket_data_link.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See tls.h.
 #include "tf_ops/transport/tls.h"
 
 #include <errno.h>

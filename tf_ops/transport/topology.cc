@@ -1,4 +1,3 @@
-// See topology.h.
 #include "tf_ops/transport/topology.h"
 
 #include <algorithm>
