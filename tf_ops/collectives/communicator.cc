@@ -6,13 +6,10 @@
 #include "tf_ops/transport/faults.h"
 
 namespace keras_hvd {
-namespace {
 
 // A round's number combines its collective's number with a count. 2^28 rounds of at
 // least 1 KiB are more than any tensor needs.
 constexpr int kRoundBits = 28;
-
-}  // namespace
 
 Communicator::Communicator(std::shared_ptr<Segment> segment, const Topology& topology,
                            Waiter* waiter)

@@ -8,20 +8,17 @@
 #include <string>
 #include <utility>
 
+#include "tf_ops/collectives/processor.h"
+
 namespace keras_hvd {
-namespace {
 
 // How long a rank whose connection has ended waits to hear the reason: the host at the
 // other end knows better why a rank has gone.
 constexpr std::chrono::seconds kPatience(1);
 
-constexpr int64_t kLine = 64;
-
 // If this many bytes come while a waiter spins, the next soon follow. Sleeping until
 // each is there would take longer than the bytes themselves.
 constexpr int64_t kWorthSpinning = 32 << 10;
-
-}  // namespace
 
 HostsCommunicator::HostsCommunicator(const Topology& topology,
                                      std::shared_ptr<Segment> segment,
@@ -298,8 +295,8 @@ bool HostsCommunicator::IsPolled() const {
 
 char* HostsCommunicator::Scratch(int64_t bytes) {
   if (bytes > scratch_bytes_) {
-    scratch_bytes_ = (bytes + kLine - 1) / kLine * kLine;
-    scratch_.reset(static_cast<char*>(aligned_alloc(kLine, scratch_bytes_)));
+    scratch_bytes_ = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    scratch_.reset(static_cast<char*>(aligned_alloc(kCacheLine, scratch_bytes_)));
     if (scratch_ == nullptr) throw std::bad_alloc();
   }
   return scratch_.get();

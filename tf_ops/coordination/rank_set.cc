@@ -6,12 +6,9 @@
 #include <utility>
 
 namespace keras_hvd {
-namespace {
 
 // The most unions remembered.
 constexpr size_t kMostUnions = 512;
-
-}  // namespace
 
 RankBitmap::RankBitmap(const std::vector<int>& ranks) : count_(ranks.size()) {
   if (ranks.empty()) return;
