@@ -8,7 +8,6 @@
 #include <exception>
 #include <initializer_list>
 
-#include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/operation/log.h"
 #include "tf_ops/transport/threads.h"
 

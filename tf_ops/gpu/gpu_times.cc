@@ -1,6 +1,5 @@
 #include "tf_ops/gpu/gpu_times.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace keras_hvd {

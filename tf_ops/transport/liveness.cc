@@ -1,6 +1,5 @@
 #include "tf_ops/transport/liveness.h"
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
@@ -13,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 
 #include "tf_ops/transport/held_futex.h"
