@@ -1,7 +1,6 @@
 #include "tf_ops/backend/run_batch.h"
 
 #include <algorithm>
-#include <chrono>
 #include <type_traits>
 
 #include "tf_ops/collectives/adasum.h"
@@ -51,8 +50,7 @@ bool RunWithStores(AllreduceOptions* allreduce, Group* communicator) {
   allreduce->stores = choice.Choose(use);
   const Clock::time_point start = Clock::now();
   if (!Allreduce(*allreduce, communicator)) return false;
-  const std::chrono::duration<double> taken = Clock::now() - start;
-  choice.Learn(use, allreduce->stores, taken.count());
+  choice.Learn(use, allreduce->stores, Seconds(Clock::now() - start));
   return true;
 }
 
@@ -107,9 +105,7 @@ template <typename Group>
 bool RunBroadcast(const Operation& operation, const std::vector<int>& members,
                   Group* communicator) {
   BroadcastOptions broadcast;
-  broadcast.root =
-      std::lower_bound(members.begin(), members.end(), operation.description->root) -
-      members.begin();
+  broadcast.root = IndexOf(members, operation.description->root);
   broadcast.bytes = operation.description->bytes();
   broadcast.input = operation.buffers.front().input;
   broadcast.output = operation.buffers.front().output;

@@ -22,8 +22,7 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, const Topology& top
 bool Communicator::Begin(const std::vector<int>& members, uint64_t sequence) {
   blocks_.clear();
   for (int rank : members) blocks_.push_back(topology_.local_index(rank));
-  index_ = static_cast<int>(std::lower_bound(blocks_.begin(), blocks_.end(), block_) -
-                            blocks_.begin());
+  index_ = IndexOf(blocks_, block_);
   store_choice_.Follow(segment_->block(blocks_.front()).stores);
   sequence_ = sequence;
   first_round_ = round_ = sequence << kRoundBits;

@@ -72,9 +72,7 @@ Status Broadcast(const Operations& operations, GpuBatch* batch,
                  nccl::Communicator* communicator) {
   const Operation& operation = *operations.front();
   BroadcastOptions broadcast;
-  const auto root = std::lower_bound(batch->members.begin(), batch->members.end(),
-                                     operation.description->root);
-  broadcast.root = static_cast<int>(root - batch->members.begin());
+  broadcast.root = IndexOf(batch->members, operation.description->root);
   broadcast.bytes = operation.description->bytes();
   broadcast.input = operation.buffers.front().input;
   broadcast.output = operation.buffers.front().output;

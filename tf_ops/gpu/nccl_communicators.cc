@@ -314,11 +314,9 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
 
 // Null on a rank that is not a member.
 Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
-  const auto found = std::lower_bound(members.begin(), members.end(), rank_);
-  const bool included = found != members.end() && *found == rank_;
-  const int index = included ? static_cast<int>(found - members.begin()) : 0;
+  const int index = IndexOf(members, rank_), key = std::max(index, 0);
   return backends_.at(kAllRanks)->communicator().Split(
-      included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
+      index >= 0 ? 0 : nccl::kNoColor, key, static_cast<int>(members.size()), key,
       part);
 }
 

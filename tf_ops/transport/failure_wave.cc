@@ -33,12 +33,6 @@ struct Account {
   Record records[kRecords];
 };
 
-uint64_t NowNanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
-}
-
 Account AccountOf(int rank, const OperationHistory& history) {
   Account account = {};
   account.rank = rank;

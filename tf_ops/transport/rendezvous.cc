@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tf_ops/transport/topology.h"
 #include "tf_ops/transport/version.h"
 
 namespace keras_hvd {
@@ -43,14 +44,6 @@ constexpr char kReady = 'R';
 
 Status SystemError(const std::string& what) {
   return Status::Internal(what + ": " + strerror(errno));
-}
-
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
 }
 
 void CopyText(const std::string& text, char* to, size_t bytes) {
