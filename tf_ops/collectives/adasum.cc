@@ -145,11 +145,7 @@ class Slice {
 Parts PartsOf(const std::vector<AllreduceTensor>& tensors, int members) {
   std::vector<std::vector<int64_t>> starts;
   for (const AllreduceTensor& tensor : tensors) {
-    std::vector<int64_t>& parts = starts.emplace_back();
-    for (int member = 0; member <= members; ++member) {
-      parts.push_back(PartStart(tensor.elements, member, members) *
-                      Bytes(tensor.dtype));
-    }
+    starts.push_back(PartStarts(tensor.elements, Bytes(tensor.dtype), members));
   }
   return Parts(std::move(starts));
 }

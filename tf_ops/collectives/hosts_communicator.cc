@@ -170,25 +170,19 @@ void HostsCommunicator::MoveOn(int member) {
   if (link.closed()) closed_ = member;
 }
 
-bool HostsCommunicator::AwaitSent() {
-  const auto all_begun = [this] { return held_sends_.queue.empty(); };
-  if (!all_begun() && !AwaitLink(held_sends_.queue.back().member, all_begun)) {
-    return false;
-  }
-  for (int member : std::vector<int>(active_)) {
-    const auto ready = [&link = LinkOf(member)] { return !link.sends(); };
-    if (!AwaitLink(member, ready)) return false;
-  }
-  return true;
-}
+bool HostsCommunicator::AwaitSent() { return AwaitAll(held_sends_, &DataLink::sends); }
 
 bool HostsCommunicator::AwaitReceived() {
-  const auto all_begun = [this] { return held_receives_.queue.empty(); };
-  if (!all_begun() && !AwaitLink(held_receives_.queue.back().member, all_begun)) {
-    return false;
-  }
+  return AwaitAll(held_receives_, &DataLink::receives);
+}
+
+template <typename Data>
+bool HostsCommunicator::AwaitAll(const HeldTransfers<Data>& held,
+                                 bool (DataLink::*waits)() const) {
+  const auto all_begun = [&held] { return held.queue.empty(); };
+  if (!all_begun() && !AwaitLink(held.queue.back().member, all_begun)) return false;
   for (int member : std::vector<int>(active_)) {
-    const auto ready = [&link = LinkOf(member)] { return !link.receives(); };
+    const auto ready = [&link = LinkOf(member), waits] { return !(link.*waits)(); };
     if (!AwaitLink(member, ready)) return false;
   }
   return true;
