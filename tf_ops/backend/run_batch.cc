@@ -131,22 +131,15 @@ template <typename Group>
 bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
               Group* communicator) {
   switch (batch.front()->description->kind) {
-    case Kind::kAllreduce:
-      return RunAllreduce(batch, tuning, communicator);
-    case Kind::kAllgather:
-      return RunAllgather(batch.front().get(), communicator);
-    case Kind::kBroadcast:
-      return RunBroadcast(*batch.front(), members, communicator);
-    case Kind::kBarrier:
-      return Barrier(communicator);
-    case Kind::kReducescatter:
-      return RunReducescatter(*batch.front(), communicator);
-    case Kind::kAlltoall:
-      return RunAlltoall(batch.front().get(), communicator);
+    case Kind::kAllreduce: return RunAllreduce(batch, tuning, communicator);
+    case Kind::kAllgather: return RunAllgather(batch.front().get(), communicator);
+    case Kind::kBroadcast: return RunBroadcast(*batch.front(), members, communicator);
+    case Kind::kBarrier: return Barrier(communicator);
+    case Kind::kReducescatter: return RunReducescatter(*batch.front(), communicator);
+    case Kind::kAlltoall: return RunAlltoall(batch.front().get(), communicator);
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:
-    case Kind::kJoin:
-      break;  // decided as agreements, not as batches
+    case Kind::kJoin: break;  // decided as agreements, not as batches
   }
   return false;
 }

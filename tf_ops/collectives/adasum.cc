@@ -64,18 +64,12 @@ void Combine(A* a, const A* b, int64_t elements, const Products& products) {
 template <typename Visit>
 void WithTypes(DataType dtype, const Visit& visit) {
   switch (dtype) {
-    case DataType::kFloat16:
-      return visit(Float16(), float());
-    case DataType::kBfloat16:
-      return visit(Bfloat16(), float());
-    case DataType::kFloat8E5m2:
-      return visit(Float8E5m2(), float());
-    case DataType::kFloat8E4m3fn:
-      return visit(Float8E4m3fn(), float());
-    case DataType::kFloat32:
-      return visit(float(), float());
-    case DataType::kFloat64:
-      return visit(double(), double());
+    case DataType::kFloat16: return visit(Float16(), float());
+    case DataType::kBfloat16: return visit(Bfloat16(), float());
+    case DataType::kFloat8E5m2: return visit(Float8E5m2(), float());
+    case DataType::kFloat8E4m3fn: return visit(Float8E4m3fn(), float());
+    case DataType::kFloat32: return visit(float(), float());
+    case DataType::kFloat64: return visit(double(), double());
     default:  // such tensors have no elements
       return;
   }

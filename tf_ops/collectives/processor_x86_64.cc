@@ -52,12 +52,9 @@ __attribute__((target("avx512f"))) void StreamAvx512(char* to, const char* from,
 
 void StreamLines(char* to, const char* from, int64_t bytes) {
   switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512:
-      return StreamAvx512(to, from, bytes);
-    case InstructionSet::kAvx2:
-      return StreamAvx2(to, from, bytes);
-    default:
-      return StreamBaseline(to, from, bytes);
+    case InstructionSet::kAvx512: return StreamAvx512(to, from, bytes);
+    case InstructionSet::kAvx2: return StreamAvx2(to, from, bytes);
+    default: return StreamBaseline(to, from, bytes);
   }
 }
 

@@ -19,12 +19,9 @@ constexpr char kEarlier[] = "keras_hvd autotune 1: ";
 
 const char* Name(Autotune::Stage stage) {
   switch (stage) {
-    case Autotune::Stage::kWarmup:
-      return "warmup";
-    case Autotune::Stage::kSearch:
-      return "search";
-    default:
-      return "final";
+    case Autotune::Stage::kWarmup: return "warmup";
+    case Autotune::Stage::kSearch: return "search";
+    default: return "final";
   }
 }
 

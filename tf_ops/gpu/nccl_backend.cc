@@ -98,18 +98,12 @@ Status Reducescatter(const Operations& operations, GpuBatch* batch,
 // Null: tensors of this kind go through host memory.
 auto FunctionOf(Kind kind) -> decltype(&Allreduce) {
   switch (kind) {
-    case Kind::kAllreduce:
-      return Allreduce;
-    case Kind::kAllgather:
-      return Allgather;
-    case Kind::kAlltoall:
-      return Alltoall;
-    case Kind::kBroadcast:
-      return Broadcast;
-    case Kind::kReducescatter:
-      return Reducescatter;
-    default:
-      return nullptr;
+    case Kind::kAllreduce: return Allreduce;
+    case Kind::kAllgather: return Allgather;
+    case Kind::kAlltoall: return Alltoall;
+    case Kind::kBroadcast: return Broadcast;
+    case Kind::kReducescatter: return Reducescatter;
+    default: return nullptr;
   }
 }
 

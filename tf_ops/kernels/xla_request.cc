@@ -19,8 +19,7 @@ namespace ffi = xla::ffi;
 khvd_dtype EngineType(ffi::DataType dtype) {
   switch (dtype) {
 #define KERAS_HVD_TYPE(ENGINE, TENSORFLOW, XLA) \
-  case ffi::XLA:                                \
-    return KHVD_##ENGINE;
+  case ffi::XLA: return KHVD_##ENGINE;
     KERAS_HVD_ELEMENT_TYPES(KERAS_HVD_TYPE)
 #undef KERAS_HVD_TYPE
     default:  // refused by the engine

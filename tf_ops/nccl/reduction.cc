@@ -45,18 +45,12 @@ Scale Narrowed(double scale) {
 Scale ScaleIn(DataType dtype, double scale) {
   const float single = static_cast<float>(scale);
   switch (dtype) {
-    case DataType::kFloat16:
-      return Narrowed<Float16>(scale);
-    case DataType::kBfloat16:
-      return Narrowed<Bfloat16>(scale);
-    case DataType::kFloat8E5m2:
-      return Narrowed<Float8E5m2>(scale);
-    case DataType::kFloat8E4m3fn:
-      return Narrowed<Float8E4m3fn>(scale);
-    case DataType::kFloat32:
-      return ScaleAs(single, std::isnormal(single));
-    default:
-      return ScaleAs(scale, true);
+    case DataType::kFloat16: return Narrowed<Float16>(scale);
+    case DataType::kBfloat16: return Narrowed<Bfloat16>(scale);
+    case DataType::kFloat8E5m2: return Narrowed<Float8E5m2>(scale);
+    case DataType::kFloat8E4m3fn: return Narrowed<Float8E4m3fn>(scale);
+    case DataType::kFloat32: return ScaleAs(single, std::isnormal(single));
+    default: return ScaleAs(scale, true);
   }
 }
 
@@ -80,27 +74,20 @@ bool HasReduction(const Reduction& reduction, DataType dtype, int count) {
     case ReduceOp::kMax:
       // NCCL ignores NaNs, as if no member had one.
       return !IsScaled(reduction) && !IsFloating(dtype);
-    case ReduceOp::kProduct:
-      return !IsScaled(reduction);
-    case ReduceOp::kAdasum:
-      break;
+    case ReduceOp::kProduct: return !IsScaled(reduction);
+    case ReduceOp::kAdasum: break;
   }
   return false;
 }
 
 Op BuiltIn(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kAverage:
-      return kAverage;
-    case ReduceOp::kMin:
-      return kMin;
-    case ReduceOp::kMax:
-      return kMax;
-    case ReduceOp::kProduct:
-      return kProduct;
+    case ReduceOp::kAverage: return kAverage;
+    case ReduceOp::kMin: return kMin;
+    case ReduceOp::kMax: return kMax;
+    case ReduceOp::kProduct: return kProduct;
     case ReduceOp::kSum:
-    case ReduceOp::kAdasum:
-      break;
+    case ReduceOp::kAdasum: break;
   }
   return kSum;
 }
@@ -109,28 +96,17 @@ Op BuiltIn(ReduceOp op) {
 
 Type TypeOf(DataType dtype) {
   switch (dtype) {
-    case DataType::kInt8:
-      return Type::kInt8;
-    case DataType::kInt32:
-      return Type::kInt32;
-    case DataType::kInt64:
-      return Type::kInt64;
-    case DataType::kFloat16:
-      return Type::kFloat16;
-    case DataType::kBfloat16:
-      return Type::kBfloat16;
-    case DataType::kFloat32:
-      return Type::kFloat32;
-    case DataType::kFloat64:
-      return Type::kFloat64;
-    case DataType::kUint32:
-      return Type::kUint32;
-    case DataType::kUint64:
-      return Type::kUint64;
-    case DataType::kFloat8E5m2:
-      return Type::kFloat8e5m2;
-    case DataType::kFloat8E4m3fn:
-      return Type::kFloat8e4m3;
+    case DataType::kInt8: return Type::kInt8;
+    case DataType::kInt32: return Type::kInt32;
+    case DataType::kInt64: return Type::kInt64;
+    case DataType::kFloat16: return Type::kFloat16;
+    case DataType::kBfloat16: return Type::kBfloat16;
+    case DataType::kFloat32: return Type::kFloat32;
+    case DataType::kFloat64: return Type::kFloat64;
+    case DataType::kUint32: return Type::kUint32;
+    case DataType::kUint64: return Type::kUint64;
+    case DataType::kFloat8E5m2: return Type::kFloat8e5m2;
+    case DataType::kFloat8E4m3fn: return Type::kFloat8e4m3;
     case DataType::kUint8:
     // Truth values are 0 and 1, so And is the minimum and Or the maximum.
     case DataType::kBool:
@@ -138,8 +114,7 @@ Type TypeOf(DataType dtype) {
     case DataType::kInt16:
     case DataType::kUint16:
     case DataType::kComplex64:
-    case DataType::kComplex128:
-      break;
+    case DataType::kComplex128: break;
   }
   return Type::kUint8;
 }

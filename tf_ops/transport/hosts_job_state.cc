@@ -419,20 +419,13 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
       return;
     case FrameType::kFailure:
     case FrameType::kKnown:
-    case FrameType::kAllKnow:
-      return wave_.Take(from->link.get(), type, bytes);
-    case FrameType::kQuestion:
-      return GiveSign(from);
-    case FrameType::kSign:
-      return TakeSign(from, bytes);
-    case FrameType::kSettings:
-      return TakeSettings(from, bytes);
-    case FrameType::kDeparture:
-      return TakeDeparture(from, bytes);
-    case FrameType::kBatch:
-      return TakeBatch(from, bytes);
-    case FrameType::kCarriedOut:
-      return TakeCarriedOut(from, bytes);
+    case FrameType::kAllKnow: return wave_.Take(from->link.get(), type, bytes);
+    case FrameType::kQuestion: return GiveSign(from);
+    case FrameType::kSign: return TakeSign(from, bytes);
+    case FrameType::kSettings: return TakeSettings(from, bytes);
+    case FrameType::kDeparture: return TakeDeparture(from, bytes);
+    case FrameType::kBatch: return TakeBatch(from, bytes);
+    case FrameType::kCarriedOut: return TakeCarriedOut(from, bytes);
   }
 }
 

@@ -104,10 +104,8 @@ char ProcessState(int pid) {
 std::string ObstacleOf(char process_state) {
   switch (process_state) {
     case 'T':
-    case 't':
-      return "; its process is stopped (kill -CONT)";
-    case 'D':
-      return "; its process waits for the disk or the network";
+    case 't': return "; its process is stopped (kill -CONT)";
+    case 'D': return "; its process waits for the disk or the network";
   }
   return "";
 }
