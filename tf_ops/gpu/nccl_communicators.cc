@@ -24,10 +24,8 @@ int32_t ProcessSetOf(const GpuBatch& batch) {
 }
 
 Status UseOnce(nccl::Communicator* communicator, void* number) {
-  nccl::AllreduceOptions sum;
-  sum.reduction.op = ReduceOp::kSum;
-  sum.tensors = {{DataType::kFloat32, 1, number, number}};
-  return nccl::Allreduce(sum, communicator);
+  return nccl::Allreduce({{ReduceOp::kSum}, {{DataType::kFloat32, 1, number, number}}},
+                         communicator);
 }
 
 // The values that the members of a set tell each other.
