@@ -337,15 +337,11 @@ class Simulation {
       Pass(event, Part::kConnection, options_.connection_seconds);
     }
     switch (event->what) {
-      case What::kSubmit:
-        return Submit(event);
+      case What::kSubmit: return Submit(event);
       case What::kFromRank:
-      case What::kFromBelow:
-        return Lead(event);
-      case What::kFromAbove:
-        return PassDown(event);
-      case What::kFromLeader:
-        return Finish(event);
+      case What::kFromBelow: return Lead(event);
+      case What::kFromAbove: return PassDown(event);
+      case What::kFromLeader: return Finish(event);
     }
   }
 
@@ -519,26 +515,16 @@ Description Gradient(const std::string& name, std::vector<int64_t> shape) {
 
 const char* Text(Part part) {
   switch (part) {
-    case Part::kSubmit:
-      return "ranks encode";
-    case Part::kRanks:
-      return "leaders read ranks";
-    case Part::kBelow:
-      return "leaders read leaders";
-    case Part::kPassUp:
-      return "leaders pass up";
-    case Part::kDecide:
-      return "coordinator decides";
-    case Part::kPassDown:
-      return "leaders pass down";
-    case Part::kFinish:
-      return "ranks decode";
-    case Part::kConnection:
-      return "connections";
-    case Part::kHop:
-      return "between hosts";
-    case Part::kLocal:
-      return "within hosts";
+    case Part::kSubmit: return "ranks encode";
+    case Part::kRanks: return "leaders read ranks";
+    case Part::kBelow: return "leaders read leaders";
+    case Part::kPassUp: return "leaders pass up";
+    case Part::kDecide: return "coordinator decides";
+    case Part::kPassDown: return "leaders pass down";
+    case Part::kFinish: return "ranks decode";
+    case Part::kConnection: return "connections";
+    case Part::kHop: return "between hosts";
+    case Part::kLocal: return "within hosts";
   }
   return "";
 }

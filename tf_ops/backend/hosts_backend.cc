@@ -1,4 +1,3 @@
-// See hosts_backend.h.
 #include "tf_ops/backend/hosts_backend.h"
 
 #include <utility>
@@ -31,8 +30,7 @@ bool HostsBackend::AllgatherValues(const std::vector<int64_t>& own,
 }
 
 std::unique_ptr<JointAttempt> HostsBackend::Attempt() {
-  if (is_local()) return std::make_unique<CommunicatorAttempt>(&hosts_.local());
-  return std::make_unique<HostsAttempt>(&hosts_);
+  return std::make_unique<JointAttempt>(&hosts_);
 }
 
 bool HostsBackend::AllgatherHashes(const std::vector<uint64_t>& own,

@@ -714,10 +714,8 @@ Request RandomRequest(const std::vector<int>& ranks, std::mt19937* random) {
   const int members = static_cast<int>(ranks.size());
   const auto most = [&] { return (*random)() % 4 == 0 ? 6000 : 60; };
   switch ((*random)() % 6) {
-    case 0:
-      return AllgatherRequest({{DataType::kInt16, most(), 2}}, members, random);
-    case 1:
-      return AlltoallRequest(most(), 1, members, random);
+    case 0: return AllgatherRequest({{DataType::kInt16, most(), 2}}, members, random);
+    case 1: return AlltoallRequest(most(), 1, members, random);
     case 2: {
       Request request =
           GroupRequest(Kind::kBroadcast,
@@ -729,8 +727,7 @@ Request RandomRequest(const std::vector<int>& ranks, std::mt19937* random) {
     case 3:
       return GroupRequest(Kind::kReducescatter, {{RandomNumberType(random), most(), 2}},
                           members, (*random)());
-    case 4:
-      return GroupRequest(Kind::kBarrier, {}, members, 0);
+    case 4: return GroupRequest(Kind::kBarrier, {}, members, 0);
     default: {
       Group group;
       for (unsigned i = 0; i < 1 + (*random)() % 3; ++i) {

@@ -4,10 +4,17 @@
 #include <vector>
 
 #include "tf_ops/backend/collective_backend.h"
-#include "tf_ops/collectives/communicator.h"
-#include "tf_ops/collectives/hosts_communicator.h"
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/collectives/broadcast.h"
+#include "tf_ops/collectives/reducescatter.h"
 
 namespace keras_hvd {
+
+// The options of collectives, from requests of them.
+void AddTensors(const Operation& operation, std::vector<AllreduceTensor>* tensors);
+BroadcastOptions BroadcastOf(const Operation& operation,
+                             const std::vector<int>& members);
+ReducescatterOptions ReducescatterOf(const Operation& operation);
 
 // For a collective of `members` that has begun. Returns false if the job failed
 // meanwhile.

@@ -1,4 +1,3 @@
-// See world.h.
 #include "tf_ops/backend/world.h"
 
 #include <utility>

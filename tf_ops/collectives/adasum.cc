@@ -1,5 +1,3 @@
-// See adasum.h.
-//
 // The direct scheme over shared memory. Each member owns a part of each tensor and
 //   1. gets its parts of all members' tensors;
 //   2. at each level of the tree: sums the products over its parts, gets the other
@@ -66,18 +64,12 @@ void Combine(A* a, const A* b, int64_t elements, const Products& products) {
 template <typename Visit>
 void WithTypes(DataType dtype, const Visit& visit) {
   switch (dtype) {
-    case DataType::kFloat16:
-      return visit(Float16(), float());
-    case DataType::kBfloat16:
-      return visit(Bfloat16(), float());
-    case DataType::kFloat8E5m2:
-      return visit(Float8E5m2(), float());
-    case DataType::kFloat8E4m3fn:
-      return visit(Float8E4m3fn(), float());
-    case DataType::kFloat32:
-      return visit(float(), float());
-    case DataType::kFloat64:
-      return visit(double(), double());
+    case DataType::kFloat16: return visit(Float16(), float());
+    case DataType::kBfloat16: return visit(Bfloat16(), float());
+    case DataType::kFloat8E5m2: return visit(Float8E5m2(), float());
+    case DataType::kFloat8E4m3fn: return visit(Float8E4m3fn(), float());
+    case DataType::kFloat32: return visit(float(), float());
+    case DataType::kFloat64: return visit(double(), double());
     default:  // such tensors have no elements
       return;
   }
@@ -147,11 +139,7 @@ class Slice {
 Parts PartsOf(const std::vector<AllreduceTensor>& tensors, int members) {
   std::vector<std::vector<int64_t>> starts;
   for (const AllreduceTensor& tensor : tensors) {
-    std::vector<int64_t>& parts = starts.emplace_back();
-    for (int member = 0; member <= members; ++member) {
-      parts.push_back(PartStart(tensor.elements, member, members) *
-                      Bytes(tensor.dtype));
-    }
+    starts.push_back(PartStarts(tensor.elements, Bytes(tensor.dtype), members));
   }
   return Parts(std::move(starts));
 }

@@ -1,4 +1,3 @@
-// See allgather.h.
 #include "tf_ops/collectives/allgather.h"
 
 #include <utility>

@@ -1,5 +1,3 @@
-// See allreduce.h.
-//
 // The direct scheme over shared memory. The tensors, each padded to whole cache lines,
 // form one line of bytes, which is processed in windows. A window has one slice for
 // each member. Each member
@@ -91,11 +89,9 @@ class Reducer {
     communicator_.Publish();
     if (!communicator_.AwaitAllPublished()) return false;
     Enter(CollectivePhase::kReduce, window);
-    line_.ForEach(0, line_.bytes(),
-                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                      int64_t bytes) {
-                    ReduceStretch(tensor, position, bytes, Output(tensor, offset));
-                  });
+    line_.ForEach(0, line_.bytes(), [&](const Stretch& stretch) {
+      ReduceStretch(stretch.tensor, stretch.position, stretch.bytes, stretch.output());
+    });
     return true;
   }
 
@@ -132,50 +128,39 @@ class Reducer {
 
   void CopyIn(const Window& window, const Window& part) {
     char* to = communicator_.ExchangeMemory(communicator_.index()) - window.begin;
-    line_.ForEach(part.begin, part.end,
-                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                      int64_t bytes) {
-                    copy_to_exchange_(to + position, Input(tensor, offset), bytes);
-                  });
+    line_.ForEach(part.begin, part.end, [&](const Stretch& stretch) {
+      copy_to_exchange_(to + stretch.position, stretch.input(), stretch.bytes);
+    });
   }
 
   void CopyOut(const Window& window, const Window& part, int member, int ago) {
     const char* from = communicator_.ExchangeMemory(member, ago) - window.begin;
-    line_.ForEach(part.begin, part.end,
-                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                      int64_t bytes) {
-                    copy_to_output_(Output(tensor, offset), from + position, bytes);
-                  });
+    line_.ForEach(part.begin, part.end, [&](const Stretch& stretch) {
+      copy_to_output_(stretch.output(), from + stretch.position, stretch.bytes);
+    });
   }
 
   void ReduceOwnSlice(const Window& window, const Window& part) {
     char* exchange = communicator_.ExchangeMemory(communicator_.index());
-    line_.ForEach(
-        part.begin, part.end,
-        [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-            int64_t bytes) {
-          const int64_t window_offset = position - window.begin;
-          own_input_ = Input(tensor, offset);
-          if (ReduceInOnePass(tensor, window_offset, bytes, exchange + window_offset,
-                              Output(tensor, offset))) {
-            return;
-          }
-          for (int64_t done = 0; done < bytes; done += kPieceBytes) {
-            const int64_t piece = std::min(kPieceBytes, bytes - done);
-            own_input_ = Input(tensor, offset + done);
-            ReducePiece(tensor, window_offset + done, piece,
-                        exchange + window_offset + done, Output(tensor, offset + done));
-          }
-        });
+    line_.ForEach(part.begin, part.end, [&](const Stretch& whole) {
+      const int64_t window_offset = whole.position - window.begin;
+      own_input_ = whole.input();
+      if (ReduceInOnePass(whole, window_offset, exchange + window_offset)) return;
+      for (int64_t done = 0; done < whole.bytes; done += kPieceBytes) {
+        const int64_t piece = std::min(kPieceBytes, whole.bytes - done);
+        own_input_ = whole.input() + done;
+        ReducePiece(whole.tensor, window_offset + done, piece,
+                    exchange + window_offset + done, whole.output() + done);
+      }
+    });
     own_input_ = nullptr;
   }
 
-  bool ReduceInOnePass(const AllreduceTensor& tensor, int64_t window_offset,
-                       int64_t bytes, char* exchange, char* output) {
+  bool ReduceInOnePass(const Stretch& stretch, int64_t window_offset, char* exchange) {
     FindInputs(window_offset);
-    return ReduceToBoth(options_.reduction, tensor.dtype, inputs_.data(),
-                        communicator_.count(), bytes / Bytes(tensor.dtype),
-                        options_.stores, exchange, output);
+    return ReduceToBoth(options_.reduction, stretch.tensor.dtype, inputs_.data(),
+                        communicator_.count(), stretch.elements(), options_.stores,
+                        exchange, stretch.output());
   }
 
   void ReducePiece(const AllreduceTensor& tensor, int64_t window_offset, int64_t bytes,

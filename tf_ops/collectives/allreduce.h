@@ -18,9 +18,8 @@ struct AllreduceTensor {
   void* output;
 };
 
-// Fused tensors lie next to each other; each starts at a cache line.
-inline constexpr int64_t kCacheLine = 64;
-// The space that a tensor of this many bytes takes there.
+// Fused tensors lie next to each other, and each starts at a cache line: the space that
+// a tensor of this many bytes takes.
 inline int64_t PaddedBytes(int64_t bytes) {
   return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
 }

@@ -9,6 +9,20 @@
 
 namespace keras_hvd {
 
+inline char* Output(const AllreduceTensor& tensor, int64_t offset) {
+  return static_cast<char*>(tensor.output) + offset;
+}
+
+// A stretch of a tensor's data, at `position` in the line.
+struct Stretch {
+  const AllreduceTensor& tensor;
+  int64_t offset, position, bytes;
+
+  const char* input() const { return static_cast<const char*>(tensor.input) + offset; }
+  char* output() const { return Output(tensor, offset); }
+  int64_t elements() const { return bytes / Bytes(tensor.dtype); }
+};
+
 class Line {
  public:
   explicit Line(const std::vector<AllreduceTensor>& tensors) : tensors_(tensors) {
@@ -23,8 +37,7 @@ class Line {
 
   int64_t bytes() const { return starts_.back(); }
 
-  // Calls visit(tensor, offset within the tensor, offset within the line, bytes) for
-  // each stretch of a tensor's data in [begin, end).
+  // Visits each stretch in [begin, end).
   template <typename Visit>
   void ForEach(int64_t begin, int64_t end, const Visit& visit) const {
     size_t i =
@@ -34,7 +47,7 @@ class Line {
       const int64_t from = std::max(begin, starts_[i]);
       const int64_t data_end = starts_[i] + tensor.elements * Bytes(tensor.dtype);
       const int64_t to = std::min(end, data_end);
-      if (from < to) visit(tensor, from - starts_[i], from, to - from);
+      if (from < to) visit(Stretch{tensor, from - starts_[i], from, to - from});
     }
   }
 
@@ -42,13 +55,6 @@ class Line {
   const std::vector<AllreduceTensor>& tensors_;
   std::vector<int64_t> starts_;
 };
-
-inline const char* Input(const AllreduceTensor& tensor, int64_t offset) {
-  return static_cast<const char*>(tensor.input) + offset;
-}
-inline char* Output(const AllreduceTensor& tensor, int64_t offset) {
-  return static_cast<char*>(tensor.output) + offset;
-}
 
 // A stretch of the line and its place in the exchange memories.
 struct Window {

@@ -1,4 +1,3 @@
-// See alltoall.h.
 #include "tf_ops/collectives/alltoall.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See barrier.h.
 #include "tf_ops/collectives/barrier.h"
 
 #include "tf_ops/collectives/allgather_values.h"

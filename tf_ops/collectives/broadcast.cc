@@ -1,4 +1,3 @@
-// See broadcast.h.
 #include "tf_ops/collectives/broadcast.h"
 
 #include <algorithm>

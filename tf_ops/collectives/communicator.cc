@@ -1,4 +1,3 @@
-// See communicator.h.
 #include "tf_ops/collectives/communicator.h"
 
 #include <algorithm>
@@ -7,13 +6,10 @@
 #include "tf_ops/transport/faults.h"
 
 namespace keras_hvd {
-namespace {
 
 // A round's number combines its collective's number with a count. 2^28 rounds of at
 // least 1 KiB are more than any tensor needs.
 constexpr int kRoundBits = 28;
-
-}  // namespace
 
 Communicator::Communicator(std::shared_ptr<Segment> segment, const Topology& topology,
                            Waiter* waiter)
@@ -26,8 +22,7 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, const Topology& top
 bool Communicator::Begin(const std::vector<int>& members, uint64_t sequence) {
   blocks_.clear();
   for (int rank : members) blocks_.push_back(topology_.local_index(rank));
-  index_ = static_cast<int>(std::lower_bound(blocks_.begin(), blocks_.end(), block_) -
-                            blocks_.begin());
+  index_ = IndexOf(blocks_, block_);
   store_choice_.Follow(segment_->block(blocks_.front()).stores);
   sequence_ = sequence;
   first_round_ = round_ = sequence << kRoundBits;

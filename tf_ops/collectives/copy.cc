@@ -1,15 +1,9 @@
-// See copy.h.
 #include "tf_ops/collectives/copy.h"
 
 #include <algorithm>
 #include <cstring>
 
 namespace keras_hvd {
-namespace {
-
-constexpr int64_t kLine = 64;
-
-}  // namespace
 
 void CopyOrdinary(char* to, const char* from, int64_t bytes) {
   // An empty tensor may have no address, and memcpy forbids null even for no bytes.
@@ -18,9 +12,9 @@ void CopyOrdinary(char* to, const char* from, int64_t bytes) {
 
 void CopyStreaming(char* to, const char* from, int64_t bytes) {
   if constexpr (!kHasStreamingStores) return CopyOrdinary(to, from, bytes);
-  const int64_t past_line = reinterpret_cast<intptr_t>(to) % kLine;
-  const int64_t head = std::min(bytes, (kLine - past_line) % kLine);
-  const int64_t lines = (bytes - head) / kLine * kLine;
+  const int64_t past_line = reinterpret_cast<intptr_t>(to) % kCacheLine;
+  const int64_t head = std::min(bytes, (kCacheLine - past_line) % kCacheLine);
+  const int64_t lines = (bytes - head) / kCacheLine * kCacheLine;
   CopyOrdinary(to, from, head);
   StreamLines(to + head, from + head, lines);
   CopyOrdinary(to + head + lines, from + head + lines, bytes - head - lines);

@@ -1,4 +1,3 @@
-// See halving_doubling.h.
 #include "tf_ops/collectives/halving_doubling.h"
 
 #include <cstddef>

@@ -1,4 +1,3 @@
-// See hashes.h.
 #include "tf_ops/collectives/hashes.h"
 
 #include <cstring>

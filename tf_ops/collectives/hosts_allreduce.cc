@@ -18,14 +18,10 @@ bool AllreduceWhole(const AllreduceOptions& options, HostsCommunicator* hosts) {
   std::vector<const void*> inputs, own;
   std::vector<void*> outputs;
   for (const AllreduceTensor& tensor : options.tensors) {
-    std::vector<int64_t>& parts = starts.emplace_back();
-    for (int member = 0; member <= members; ++member) {
-      parts.push_back(PartStart(tensor.elements, member, members) *
-                      Bytes(tensor.dtype));
-    }
+    starts.push_back(PartStarts(tensor.elements, Bytes(tensor.dtype), members));
     inputs.push_back(tensor.input);
     outputs.push_back(tensor.output);
-    own.push_back(Output(tensor, parts[hosts->index()]));
+    own.push_back(Output(tensor, starts.back()[hosts->index()]));
   }
   const Parts parts(starts);
   const bool scattered = Scatter(

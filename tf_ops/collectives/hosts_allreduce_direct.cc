@@ -161,9 +161,8 @@ class DirectReducer : HostsReducer {
     return scratch_ + number % kSumsInFlight * slice_bytes_ + position -
            SliceAt(number).begin;
   }
-  const char* SumOf(int64_t number, const AllreduceTensor& tensor, int64_t offset,
-                    int64_t position) const {
-    return moves_inputs_ ? Input(tensor, offset) : Sum(number, position);
+  const char* SumOf(int64_t number, const Stretch& stretch) const {
+    return moves_inputs_ ? stretch.input() : Sum(number, stretch.position);
   }
   // Another host's sum.
   char* Received(int64_t number, int host, int64_t position) const {
@@ -179,11 +178,10 @@ class DirectReducer : HostsReducer {
     for (int step = 1; step < hosts_.hosts(); ++step) {
       const int host = hosts_.host_after(hosts_.hosts() - step);
       int64_t& end = EndsOf(number, host).sums;
-      line_.ForEach(
-          part.begin, part.end,
-          [&](const AllreduceTensor&, int64_t, int64_t position, int64_t bytes) {
-            end = ReceiveInTurn(host, Received(number, host, position), bytes);
-          });
+      line_.ForEach(part.begin, part.end, [&](const Stretch& stretch) {
+        end = ReceiveInTurn(host, Received(number, host, stretch.position),
+                            stretch.bytes);
+      });
       received_turns_.push_back({host, end});
     }
   }
@@ -201,11 +199,9 @@ class DirectReducer : HostsReducer {
       const Window part = PartAt(number, host);
       if (reduces && !small_) reduce(part);
       if (host == hosts_.host()) continue;
-      line_.ForEach(part.begin, part.end,
-                    [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                        int64_t bytes) {
-                      SendInTurn(host, SumOf(number, tensor, offset, position), bytes);
-                    });
+      line_.ForEach(part.begin, part.end, [&](const Stretch& stretch) {
+        SendInTurn(host, SumOf(number, stretch), stretch.bytes);
+      });
       const int from = hosts_.host_after(hosts_.hosts() - step);
       EndTurn(from, EndsOf(number, from).sums);
       hosts_.Progress();
@@ -213,27 +209,22 @@ class DirectReducer : HostsReducer {
   }
 
   void ReduceSums(int64_t number) {
-    ForEachPiece(PartAt(number, hosts_.host()),
-                 [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                     int64_t bytes) {
-                   for (int host = 0; host < hosts_.hosts(); ++host) {
-                     inputs_[host] = Received(number, host, position);
-                   }
-                   inputs_[hosts_.host()] = SumOf(number, tensor, offset, position);
-                   stages_.ReduceHosts(tensor.dtype, inputs_.data(), hosts_.hosts(),
-                                       bytes / Bytes(tensor.dtype),
-                                       ResultOf(number, tensor, offset, position));
-                 });
+    ForEachPiece(PartAt(number, hosts_.host()), [&](const Stretch& piece) {
+      for (int host = 0; host < hosts_.hosts(); ++host) {
+        inputs_[host] = Received(number, host, piece.position);
+      }
+      inputs_[hosts_.host()] = SumOf(number, piece);
+      stages_.ReduceHosts(piece.tensor.dtype, inputs_.data(), hosts_.hosts(),
+                          piece.elements(), ResultOf(number, piece));
+    });
   }
 
   void ExchangeResults(int64_t number) {
     const auto for_each = [&](int host, const auto& visit) {
       const Window part = PartAt(number, host);
-      line_.ForEach(part.begin, part.end,
-                    [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                        int64_t bytes) {
-                      visit(ResultOf(number, tensor, offset, position), bytes);
-                    });
+      line_.ForEach(part.begin, part.end, [&](const Stretch& stretch) {
+        visit(ResultOf(number, stretch), stretch.bytes);
+      });
     };
     for (int step = 1; step < hosts_.hosts(); ++step) {
       const int host = hosts_.host_after(hosts_.hosts() - step);

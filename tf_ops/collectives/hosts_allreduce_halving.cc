@@ -88,12 +88,11 @@ class HalvingReducer : HostsReducer {
       Receives& receives = receives_[i];
       receives = {scratch_ + used - range.begin, -1, 0};
       if (!step.results) used += range.end - range.begin;
-      ForEachPiece(range, [&](const AllreduceTensor& tensor, int64_t offset,
-                              int64_t position, int64_t bytes) {
-        char* const to = step.results ? ResultOf(number, tensor, offset, position)
-                                      : receives.place + position;
-        receives.end = hosts_.Receive(PeerOn(step.host), to, bytes);
-        if (receives.begin < 0) receives.begin = receives.end - bytes;
+      ForEachPiece(range, [&](const Stretch& piece) {
+        char* const to =
+            step.results ? ResultOf(number, piece) : receives.place + piece.position;
+        receives.end = hosts_.Receive(PeerOn(step.host), to, piece.bytes);
+        if (receives.begin < 0) receives.begin = receives.end - piece.bytes;
       });
     }
   }
@@ -102,43 +101,36 @@ class HalvingReducer : HostsReducer {
   void Send(int64_t number, const ExchangeStep& step, const Receives& receives) {
     const int peer = PeerOn(step.host);
     int64_t awaited = receives.begin - kMostIncomingBytes;
-    ForEachPiece(Range(number, step.sends), [&](const AllreduceTensor& tensor,
-                                                int64_t offset, int64_t position,
-                                                int64_t bytes) {
-      const char* const from = step.results ? ResultOf(number, tensor, offset, position)
-                                            : SumOf(number, tensor, offset, position);
-      hosts_.SendAfter(peer, std::min(awaited, receives.end), peer, from, bytes);
-      awaited += bytes;
+    ForEachPiece(Range(number, step.sends), [&](const Stretch& piece) {
+      const char* const from =
+          step.results ? ResultOf(number, piece) : SumOf(number, piece);
+      hosts_.SendAfter(peer, std::min(awaited, receives.end), peer, from, piece.bytes);
+      awaited += piece.bytes;
     });
   }
 
   bool AddReceived(int64_t number, const ExchangeStep& step, const Receives& receives) {
     int64_t end = receives.begin;
     bool ok = true;
-    ForEachPiece(Range(number, step.receives),
-                 [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                     int64_t bytes) {
-                   end += bytes;
-                   ok = ok && hosts_.AwaitReceived(PeerOn(step.host), end);
-                   if (ok) Add(number, step, receives, tensor, offset, position, bytes);
-                 });
+    ForEachPiece(Range(number, step.receives), [&](const Stretch& piece) {
+      end += piece.bytes;
+      ok = ok && hosts_.AwaitReceived(PeerOn(step.host), end);
+      if (ok) Add(number, step, receives, piece);
+    });
     has_added_ = true;
     return ok;
   }
 
   void Add(int64_t number, const ExchangeStep& step, const Receives& receives,
-           const AllreduceTensor& tensor, int64_t offset, int64_t position,
-           int64_t bytes) {
+           const Stretch& piece) {
     Enter(CollectivePhase::kReduce, WindowAt(number));
-    const void* pair[] = {SumOf(number, tensor, offset, position),
-                          receives.place + position};
+    const void* pair[] = {SumOf(number, piece), receives.place + piece.position};
     // The first of the pair is the sum of the first hosts.
     if (step.host < hosts_.host()) std::swap(pair[0], pair[1]);
     const bool is_last = &step == last_sum_;
-    Reduce(
-        is_last ? stages_.OfLastPair() : stages_.OfPair(), tensor.dtype, pair, 2,
-        bytes / Bytes(tensor.dtype),
-        is_last ? ResultOf(number, tensor, offset, position) : Sum(number, position));
+    Reduce(is_last ? stages_.OfLastPair() : stages_.OfPair(), piece.tensor.dtype, pair,
+           2, piece.elements(),
+           is_last ? ResultOf(number, piece) : Sum(number, piece.position));
   }
 
   // ---- Places
@@ -154,9 +146,9 @@ class HalvingReducer : HostsReducer {
   char* Sum(int64_t number, int64_t position) const {
     return scratch_ + position - SliceAt(number).begin;
   }
-  const char* SumOf(int64_t number, const AllreduceTensor& tensor, int64_t offset,
-                    int64_t position) const {
-    return moves_inputs_ && !has_added_ ? Input(tensor, offset) : Sum(number, position);
+  const char* SumOf(int64_t number, const Stretch& stretch) const {
+    return moves_inputs_ && !has_added_ ? stretch.input()
+                                        : Sum(number, stretch.position);
   }
 
   const bool moves_inputs_;  // the first sums are this rank's input

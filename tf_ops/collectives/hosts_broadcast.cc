@@ -4,8 +4,6 @@
 // goes to the other hosts at once if it is small, and otherwise from each host to the
 // next, so that no rank sends anything twice. Members beyond the lanes get all of it
 // from the others of their host.
-#include <algorithm>
-
 #include "tf_ops/collectives/broadcast.h"
 #include "tf_ops/collectives/copy.h"
 #include "tf_ops/collectives/parts.h"

@@ -1,4 +1,3 @@
-// See hosts_communicator.h.
 #include "tf_ops/collectives/hosts_communicator.h"
 
 #include <sched.h>
@@ -9,20 +8,17 @@
 #include <string>
 #include <utility>
 
+#include "tf_ops/collectives/processor.h"
+
 namespace keras_hvd {
-namespace {
 
 // How long a rank whose connection has ended waits to hear the reason: the host at the
 // other end knows better why a rank has gone.
 constexpr std::chrono::seconds kPatience(1);
 
-constexpr int64_t kLine = 64;
-
 // If this many bytes come while a waiter spins, the next soon follow. Sleeping until
 // each is there would take longer than the bytes themselves.
 constexpr int64_t kWorthSpinning = 32 << 10;
-
-}  // namespace
 
 HostsCommunicator::HostsCommunicator(const Topology& topology,
                                      std::shared_ptr<Segment> segment,
@@ -174,25 +170,19 @@ void HostsCommunicator::MoveOn(int member) {
   if (link.closed()) closed_ = member;
 }
 
-bool HostsCommunicator::AwaitSent() {
-  const auto all_begun = [this] { return held_sends_.queue.empty(); };
-  if (!all_begun() && !AwaitLink(held_sends_.queue.back().member, all_begun)) {
-    return false;
-  }
-  for (int member : std::vector<int>(active_)) {
-    const auto ready = [&link = LinkOf(member)] { return !link.sends(); };
-    if (!AwaitLink(member, ready)) return false;
-  }
-  return true;
-}
+bool HostsCommunicator::AwaitSent() { return AwaitAll(held_sends_, &DataLink::sends); }
 
 bool HostsCommunicator::AwaitReceived() {
-  const auto all_begun = [this] { return held_receives_.queue.empty(); };
-  if (!all_begun() && !AwaitLink(held_receives_.queue.back().member, all_begun)) {
-    return false;
-  }
+  return AwaitAll(held_receives_, &DataLink::receives);
+}
+
+template <typename Data>
+bool HostsCommunicator::AwaitAll(const HeldTransfers<Data>& held,
+                                 bool (DataLink::*waits)() const) {
+  const auto all_begun = [&held] { return held.queue.empty(); };
+  if (!all_begun() && !AwaitLink(held.queue.back().member, all_begun)) return false;
   for (int member : std::vector<int>(active_)) {
-    const auto ready = [&link = LinkOf(member)] { return !link.receives(); };
+    const auto ready = [&link = LinkOf(member), waits] { return !(link.*waits)(); };
     if (!AwaitLink(member, ready)) return false;
   }
   return true;
@@ -299,8 +289,8 @@ bool HostsCommunicator::IsPolled() const {
 
 char* HostsCommunicator::Scratch(int64_t bytes) {
   if (bytes > scratch_bytes_) {
-    scratch_bytes_ = (bytes + kLine - 1) / kLine * kLine;
-    scratch_.reset(static_cast<char*>(aligned_alloc(kLine, scratch_bytes_)));
+    scratch_bytes_ = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    scratch_.reset(static_cast<char*>(aligned_alloc(kCacheLine, scratch_bytes_)));
     if (scratch_ == nullptr) throw std::bad_alloc();
   }
   return scratch_.get();

@@ -118,6 +118,8 @@ class HostsCommunicator : private Waiter {
   int64_t Hold(const Held<Data>& held, HeldTransfers<Data>* transfers);
   template <typename Data>
   bool MayGo(const HeldTransfers<Data>& transfers) const;
+  template <typename Data>
+  bool AwaitAll(const HeldTransfers<Data>& held, bool (DataLink::*waits)() const);
   void PostReceives();
   void PostSends();
   void MoveOn(int member);

@@ -1,4 +1,3 @@
-// See hosts_parts.h.
 #include "tf_ops/collectives/hosts_parts.h"
 
 #include <algorithm>

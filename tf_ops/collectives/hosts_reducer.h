@@ -95,21 +95,20 @@ class HostsReducer {
   void ReduceOwn(int64_t number, const Window& part, char* to,
                  const ReductionOf& reduction_of) {
     const int64_t begin = WindowAt(number).begin;
-    ForEachPiece(part, [&](const AllreduceTensor& tensor, int64_t offset,
-                           int64_t position, int64_t bytes) {
+    ForEachPiece(part, [&](const Stretch& piece) {
       for (int member = 0; member < local_.count(); ++member) {
-        inputs_[member] = local_.ExchangeMemory(member) + position - begin;
+        inputs_[member] = local_.ExchangeMemory(member) + piece.position - begin;
       }
-      inputs_[lane_] = Input(tensor, offset);
-      Reduce(reduction_of(tensor.dtype), tensor.dtype, inputs_.data(), local_.count(),
-             bytes / Bytes(tensor.dtype), to + position);
+      inputs_[lane_] = piece.input();
+      const DataType dtype = piece.tensor.dtype;
+      Reduce(reduction_of(dtype), dtype, inputs_.data(), local_.count(),
+             piece.elements(), to + piece.position);
     });
   }
 
   // Where this lane's results go: to the others of its host, if there are any.
-  char* ResultOf(int64_t number, const AllreduceTensor& tensor, int64_t offset,
-                 int64_t position) const {
-    return alone_ ? Output(tensor, offset) : Shared(number, lane_, position);
+  char* ResultOf(int64_t number, const Stretch& stretch) const {
+    return alone_ ? stretch.output() : Shared(number, lane_, stretch.position);
   }
 
   bool ShareResults(int64_t number) {
@@ -131,15 +130,13 @@ class HostsReducer {
 
   template <typename Visit>
   void ForEachPiece(const Window& part, const Visit& visit) {
-    line_.ForEach(part.begin, part.end,
-                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                      int64_t bytes) {
-                    for (int64_t done = 0; done < bytes; done += kPieceBytes) {
-                      const int64_t piece = std::min(kPieceBytes, bytes - done);
-                      visit(tensor, offset + done, position + done, piece);
-                      if (piece == kPieceBytes) hosts_.Progress();
-                    }
-                  });
+    line_.ForEach(part.begin, part.end, [&](const Stretch& whole) {
+      for (int64_t done = 0; done < whole.bytes; done += kPieceBytes) {
+        const int64_t bytes = std::min(kPieceBytes, whole.bytes - done);
+        visit(Stretch{whole.tensor, whole.offset + done, whole.position + done, bytes});
+        if (bytes == kPieceBytes) hosts_.Progress();
+      }
+    });
   }
 
   void Enter(CollectivePhase phase, const Window& window) {
@@ -170,16 +167,14 @@ class HostsReducer {
 
   void CopyIn(const Window& window, const Window& part) {
     char* const to = local_.ExchangeMemory(lane_) - window.begin;
-    ForEachPiece(part, [&](const AllreduceTensor& tensor, int64_t offset,
-                           int64_t position, int64_t bytes) {
-      copy_in_(to + position, Input(tensor, offset), bytes);
+    ForEachPiece(part, [&](const Stretch& piece) {
+      copy_in_(to + piece.position, piece.input(), piece.bytes);
     });
   }
 
   void CopyOut(int64_t number, int lane, const Window& part) {
-    ForEachPiece(part, [&](const AllreduceTensor& tensor, int64_t offset,
-                           int64_t position, int64_t bytes) {
-      copy_out_(Output(tensor, offset), Shared(number, lane, position), bytes);
+    ForEachPiece(part, [&](const Stretch& piece) {
+      copy_out_(piece.output(), Shared(number, lane, piece.position), piece.bytes);
     });
   }
 };

@@ -1,4 +1,3 @@
-// See joint_attempt.h.
 #include "tf_ops/collectives/joint_attempt.h"
 
 #include <cstring>
@@ -25,13 +24,13 @@ bool CommunicatorAttempt::Conclude(Outcome outcome, int* failed) {
   return true;
 }
 
-JointAttempt::Outcome CommunicatorAttempt::OutcomeOf(int member) const {
+CommunicatorAttempt::Outcome CommunicatorAttempt::OutcomeOf(int member) const {
   Outcome outcome;
   memcpy(&outcome, communicator_.ExchangeMemory(member), sizeof(outcome));
   return outcome;
 }
 
-HostsAttempt::HostsAttempt(HostsCommunicator* hosts)
+JointAttempt::JointAttempt(HostsCommunicator* hosts)
     : hosts_(*hosts),
       local_(&hosts->local()),
       outcomes_(hosts->count(), Outcome::kSucceeded),
@@ -44,11 +43,11 @@ HostsAttempt::HostsAttempt(HostsCommunicator* hosts)
   }
 }
 
-HostsAttempt::~HostsAttempt() {
+JointAttempt::~JointAttempt() {
   if (!concluded_) hosts_.Abandon();
 }
 
-bool HostsAttempt::HasFailedElsewhere() const {
+bool JointAttempt::HasFailedElsewhere() const {
   hosts_.Progress();
   for (int member = 0; member < hosts_.count(); ++member) {
     if (HasFailed(member)) return true;
@@ -56,7 +55,7 @@ bool HostsAttempt::HasFailedElsewhere() const {
   return local_.HasFailedElsewhere();
 }
 
-bool HostsAttempt::Conclude(Outcome outcome, int* failed) {
+bool JointAttempt::Conclude(Outcome outcome, int* failed) {
   own_ = outcome;
   for (int step = 1; step < hosts_.hosts(); ++step) {
     for (int member : hosts_.members_of(hosts_.host_after(step))) {
@@ -74,7 +73,7 @@ bool HostsAttempt::Conclude(Outcome outcome, int* failed) {
   return true;
 }
 
-bool HostsAttempt::HasFailed(int member) const {
+bool JointAttempt::HasFailed(int member) const {
   if (hosts_.host_of(member) == hosts_.host()) return false;
   return hosts_.received(member) >= ends_[member] &&
          outcomes_[member] == Outcome::kFailed;

@@ -13,7 +13,8 @@
 
 namespace keras_hvd {
 
-class JointAttempt {
+// For the members of a collective that has begun and has not used its first round.
+class CommunicatorAttempt {
  public:
   enum class Outcome : int64_t {
     kSucceeded = 0,
@@ -21,24 +22,15 @@ class JointAttempt {
     kFailed = 2,
   };
 
-  virtual ~JointAttempt() = default;
-
-  // Whether this member already sees that another one has failed.
-  virtual bool HasFailedElsewhere() const = 0;
-  // Reports this member's outcome and waits for all reports. `*failed` becomes the
-  // first member that failed, or -1 if all succeeded. Returns false if the job has
-  // failed.
-  virtual bool Conclude(Outcome outcome, int* failed) = 0;
-};
-
-// For the members of a collective that has begun and has not used its first round.
-class CommunicatorAttempt final : public JointAttempt {
- public:
   explicit CommunicatorAttempt(Communicator* communicator)
       : communicator_(*communicator) {}
 
-  bool HasFailedElsewhere() const override;
-  bool Conclude(Outcome outcome, int* failed) override;
+  // Whether this member already sees that another one has failed.
+  bool HasFailedElsewhere() const;
+  // Reports this member's outcome and waits for all reports. `*failed` becomes the
+  // first member that failed, or -1 if all succeeded. Returns false if the job has
+  // failed.
+  bool Conclude(Outcome outcome, int* failed);
 
  private:
   Outcome OutcomeOf(int member) const;
@@ -46,15 +38,19 @@ class CommunicatorAttempt final : public JointAttempt {
   Communicator& communicator_;
 };
 
-// The same for members on several hosts. Each tells all of those on other hosts.
-class HostsAttempt final : public JointAttempt {
+// The same for members that may be on several hosts. Each tells all of those on others.
+class JointAttempt {
  public:
-  explicit HostsAttempt(HostsCommunicator* hosts);
-  // A member that gives up an attempt before its end gives up the job.
-  ~HostsAttempt() override;
+  using Outcome = CommunicatorAttempt::Outcome;
 
-  bool HasFailedElsewhere() const override;
-  bool Conclude(Outcome outcome, int* failed) override;
+  explicit JointAttempt(HostsCommunicator* hosts);
+  // A member that gives up an attempt before its end gives up the job.
+  ~JointAttempt();
+  JointAttempt(const JointAttempt&) = delete;
+  JointAttempt& operator=(const JointAttempt&) = delete;
+
+  bool HasFailedElsewhere() const;
+  bool Conclude(Outcome outcome, int* failed);
 
  private:
   bool HasFailed(int member) const;

@@ -17,40 +17,23 @@ namespace keras_hvd {
 template <typename Body>
 void WithType(DataType dtype, const Body& body) {
   switch (dtype) {
-    case DataType::kUint8:
-      return body(uint8_t());
-    case DataType::kInt8:
-      return body(int8_t());
-    case DataType::kInt32:
-      return body(int32_t());
-    case DataType::kInt64:
-      return body(int64_t());
-    case DataType::kFloat16:
-      return body(Float16());
-    case DataType::kBfloat16:
-      return body(Bfloat16());
-    case DataType::kFloat32:
-      return body(float());
-    case DataType::kFloat64:
-      return body(double());
-    case DataType::kBool:
-      return body(bool());
-    case DataType::kUint32:
-      return body(uint32_t());
-    case DataType::kUint64:
-      return body(uint64_t());
-    case DataType::kFloat8E5m2:
-      return body(Float8E5m2());
-    case DataType::kFloat8E4m3fn:
-      return body(Float8E4m3fn());
-    case DataType::kInt16:
-      return body(int16_t());
-    case DataType::kUint16:
-      return body(uint16_t());
-    case DataType::kComplex64:
-      return body(std::complex<float>());
-    case DataType::kComplex128:
-      return body(std::complex<double>());
+    case DataType::kUint8: return body(uint8_t());
+    case DataType::kInt8: return body(int8_t());
+    case DataType::kInt32: return body(int32_t());
+    case DataType::kInt64: return body(int64_t());
+    case DataType::kFloat16: return body(Float16());
+    case DataType::kBfloat16: return body(Bfloat16());
+    case DataType::kFloat32: return body(float());
+    case DataType::kFloat64: return body(double());
+    case DataType::kBool: return body(bool());
+    case DataType::kUint32: return body(uint32_t());
+    case DataType::kUint64: return body(uint64_t());
+    case DataType::kFloat8E5m2: return body(Float8E5m2());
+    case DataType::kFloat8E4m3fn: return body(Float8E4m3fn());
+    case DataType::kInt16: return body(int16_t());
+    case DataType::kUint16: return body(uint16_t());
+    case DataType::kComplex64: return body(std::complex<float>());
+    case DataType::kComplex128: return body(std::complex<double>());
   }
 }
 
@@ -105,20 +88,13 @@ inline std::vector<double> Decoded(DataType dtype, const std::vector<char>& elem
 // times where it is computed in its own type.
 inline double Tolerance(DataType dtype) {
   switch (dtype) {
-    case DataType::kFloat16:
-      return 1e-3;
-    case DataType::kBfloat16:
-      return 8e-3;
-    case DataType::kFloat8E5m2:
-      return 1.0 / (1 << 3);
-    case DataType::kFloat8E4m3fn:
-      return 1.0 / (1 << 4);
-    case DataType::kFloat32:
-      return 1e-6;
-    case DataType::kFloat64:
-      return 1e-14;
-    default:
-      return 0;
+    case DataType::kFloat16: return 1e-3;
+    case DataType::kBfloat16: return 8e-3;
+    case DataType::kFloat8E5m2: return 1.0 / (1 << 3);
+    case DataType::kFloat8E4m3fn: return 1.0 / (1 << 4);
+    case DataType::kFloat32: return 1e-6;
+    case DataType::kFloat64: return 1e-14;
+    default: return 0;
   }
 }
 

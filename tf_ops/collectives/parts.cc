@@ -1,4 +1,3 @@
-// See parts.h.
 #include "tf_ops/collectives/parts.h"
 
 #include <utility>
@@ -31,6 +30,14 @@ std::vector<std::vector<Parts::Part>> LinesOf(
 }
 
 }  // namespace
+
+std::vector<int64_t> PartStarts(int64_t count, int64_t bytes, int members) {
+  std::vector<int64_t> starts;
+  for (int member = 0; member <= members; ++member) {
+    starts.push_back(PartStart(count, member, members) * bytes);
+  }
+  return starts;
+}
 
 Parts::Parts(std::vector<std::vector<Part>> lines) : lines_(std::move(lines)) {
   for (const std::vector<Part>& line : lines_) {

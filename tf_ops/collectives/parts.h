@@ -24,6 +24,10 @@ inline int64_t PartSize(int64_t count, int member, int members) {
   return PartStart(count, member + 1, members) - PartStart(count, member, members);
 }
 
+// Where the members' parts of `count` rows or elements of `bytes` bytes begin, and the
+// end of the last one, in bytes.
+std::vector<int64_t> PartStarts(int64_t count, int64_t bytes, int members);
+
 class Parts {
  public:
   // A member's part of a tensor.

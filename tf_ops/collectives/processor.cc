@@ -1,4 +1,3 @@
-// See processor.h.
 #include "tf_ops/collectives/processor.h"
 
 namespace keras_hvd {

@@ -35,7 +35,8 @@ inline constexpr bool kHasStreamingStores = false;
 inline constexpr bool kHasStreamingStores = true;
 #endif
 
-// Copies whole lines of 64 bytes; `to` is aligned to a line. See copy.h.
+inline constexpr int64_t kCacheLine = 64;
+// Copies whole lines; `to` is aligned to a line. See copy.h.
 void StreamLines(char* to, const char* from, int64_t bytes);
 // Call it before a store-release publishes data written with streaming stores.
 void StoreFence();

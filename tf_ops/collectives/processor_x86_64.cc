@@ -20,11 +20,9 @@ std::vector<InstructionSet> InstructionSets() {
 
 namespace {
 
-constexpr int64_t kLine = 64;
-
 void StreamBaseline(char* to, const char* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += kLine) {
-    for (int64_t j = i; j < i + kLine; j += sizeof(__m128i)) {
+  for (int64_t i = 0; i < bytes; i += kCacheLine) {
+    for (int64_t j = i; j < i + kCacheLine; j += sizeof(__m128i)) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + j),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
     }
@@ -33,8 +31,8 @@ void StreamBaseline(char* to, const char* from, int64_t bytes) {
 
 __attribute__((target("avx2"))) void StreamAvx2(char* to, const char* from,
                                                 int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += kLine) {
-    for (int64_t j = i; j < i + kLine; j += sizeof(__m256i)) {
+  for (int64_t i = 0; i < bytes; i += kCacheLine) {
+    for (int64_t j = i; j < i + kCacheLine; j += sizeof(__m256i)) {
       _mm256_stream_si256(
           reinterpret_cast<__m256i*>(to + j),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j)));
@@ -44,7 +42,7 @@ __attribute__((target("avx2"))) void StreamAvx2(char* to, const char* from,
 
 __attribute__((target("avx512f"))) void StreamAvx512(char* to, const char* from,
                                                      int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += kLine) {
+  for (int64_t i = 0; i < bytes; i += kCacheLine) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i),
                         _mm512_loadu_si512(from + i));
   }
@@ -54,12 +52,9 @@ __attribute__((target("avx512f"))) void StreamAvx512(char* to, const char* from,
 
 void StreamLines(char* to, const char* from, int64_t bytes) {
   switch (BestInstructionSet()) {
-    case InstructionSet::kAvx512:
-      return StreamAvx512(to, from, bytes);
-    case InstructionSet::kAvx2:
-      return StreamAvx2(to, from, bytes);
-    default:
-      return StreamBaseline(to, from, bytes);
+    case InstructionSet::kAvx512: return StreamAvx512(to, from, bytes);
+    case InstructionSet::kAvx2: return StreamAvx2(to, from, bytes);
+    default: return StreamBaseline(to, from, bytes);
   }
 }
 
@@ -70,11 +65,9 @@ void StoreFence() { _mm_sfence(); }
 
 void SpinPause() { _mm_pause(); }
 
-namespace {
 // All exceptions masked, round to nearest, neither flush-to-zero nor
 // denormals-are-zero.
 constexpr unsigned int kStandardControl = 0x1F80;
-}  // namespace
 
 StandardFloatingPoint::StandardFloatingPoint() : saved_(_mm_getcsr()) {
   _mm_setcsr(kStandardControl);

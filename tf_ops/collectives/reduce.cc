@@ -1,4 +1,3 @@
-// See reduce.h.
 #include "tf_ops/collectives/reduce.h"
 
 #include <cmath>
@@ -6,11 +5,6 @@
 #include "tf_ops/collectives/reduce_job.h"
 
 namespace keras_hvd {
-namespace {
-
-constexpr int64_t kLine = 64;
-
-}  // namespace
 
 void Reduce(const Reduction& reduction, DataType dtype, const void* const* inputs,
             int count, int64_t elements, void* result, InstructionSet instructions) {
@@ -27,7 +21,7 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
     return false;
   }
   const auto past_line = [](void* place) {
-    return reinterpret_cast<uintptr_t>(place) % kLine;
+    return reinterpret_cast<uintptr_t>(place) % kCacheLine;
   };
   if (stores != Stores::kOrdinary && past_line(output) != 0) return false;
   if (stores == Stores::kStreaming && past_line(exchange) != 0) return false;

@@ -163,16 +163,11 @@ template <typename T, typename A>
 void CombineWith(ReduceOp op, const ReduceJob& job) {
   switch (op) {
     case ReduceOp::kAverage:
-    case ReduceOp::kSum:
-      return Combine<T, A, Add<A>>(job);
-    case ReduceOp::kMin:
-      return Combine<T, A, Smaller<A>>(job);
-    case ReduceOp::kMax:
-      return Combine<T, A, Larger<A>>(job);
-    case ReduceOp::kProduct:
-      return Combine<T, A, Multiply<A>>(job);
-    case ReduceOp::kAdasum:
-      return;
+    case ReduceOp::kSum: return Combine<T, A, Add<A>>(job);
+    case ReduceOp::kMin: return Combine<T, A, Smaller<A>>(job);
+    case ReduceOp::kMax: return Combine<T, A, Larger<A>>(job);
+    case ReduceOp::kProduct: return Combine<T, A, Multiply<A>>(job);
+    case ReduceOp::kAdasum: return;
   }
 }
 
@@ -196,35 +191,22 @@ inline void Reduce(ReduceOp op, DataType dtype, const ReduceJob& job) {
   switch (dtype) {
     case DataType::kUint8:
     // Truth values are 0 and 1, so And is the minimum and Or the maximum.
-    case DataType::kBool:
-      return ReduceIntegers<uint8_t>(op, job);
-    case DataType::kInt8:
-      return ReduceIntegers<int8_t>(op, job);
-    case DataType::kInt32:
-      return ReduceIntegers<int32_t>(op, job);
-    case DataType::kInt64:
-      return ReduceIntegers<int64_t>(op, job);
-    case DataType::kUint32:
-      return ReduceIntegers<uint32_t>(op, job);
-    case DataType::kUint64:
-      return ReduceIntegers<uint64_t>(op, job);
-    case DataType::kFloat8E5m2:
-      return ReduceFloats<Float8E5m2>(op, job);
-    case DataType::kFloat8E4m3fn:
-      return ReduceFloats<Float8E4m3fn>(op, job);
-    case DataType::kFloat16:
-      return ReduceFloats<Float16>(op, job);
-    case DataType::kBfloat16:
-      return ReduceFloats<Bfloat16>(op, job);
-    case DataType::kFloat32:
-      return ReduceFloats<float>(op, job);
-    case DataType::kFloat64:
-      return ReduceFloats<double>(op, job);
+    case DataType::kBool: return ReduceIntegers<uint8_t>(op, job);
+    case DataType::kInt8: return ReduceIntegers<int8_t>(op, job);
+    case DataType::kInt32: return ReduceIntegers<int32_t>(op, job);
+    case DataType::kInt64: return ReduceIntegers<int64_t>(op, job);
+    case DataType::kUint32: return ReduceIntegers<uint32_t>(op, job);
+    case DataType::kUint64: return ReduceIntegers<uint64_t>(op, job);
+    case DataType::kFloat8E5m2: return ReduceFloats<Float8E5m2>(op, job);
+    case DataType::kFloat8E4m3fn: return ReduceFloats<Float8E4m3fn>(op, job);
+    case DataType::kFloat16: return ReduceFloats<Float16>(op, job);
+    case DataType::kBfloat16: return ReduceFloats<Bfloat16>(op, job);
+    case DataType::kFloat32: return ReduceFloats<float>(op, job);
+    case DataType::kFloat64: return ReduceFloats<double>(op, job);
     case DataType::kInt16:
     case DataType::kUint16:
     case DataType::kComplex64:
-    case DataType::kComplex128:
-      return;  // see Supports()
+    case DataType::kComplex128: return;  // see Supports()
   }
 }
 
@@ -283,12 +265,9 @@ KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
 template <typename T, bool kScaled>
 void AddWithStores(const TwofoldJob& twofold) {
   switch (kHasStreamingStores ? twofold.stores : Stores::kOrdinary) {
-    case Stores::kOrdinary:
-      return AddVectors<T, kScaled, false, false>(twofold);
-    case Stores::kStreamingResult:
-      return AddVectors<T, kScaled, true, false>(twofold);
-    case Stores::kStreaming:
-      return AddVectors<T, kScaled, true, true>(twofold);
+    case Stores::kOrdinary: return AddVectors<T, kScaled, false, false>(twofold);
+    case Stores::kStreamingResult: return AddVectors<T, kScaled, true, false>(twofold);
+    case Stores::kStreaming: return AddVectors<T, kScaled, true, true>(twofold);
   }
 }
 

@@ -381,8 +381,7 @@ bool SameNumbers(DataType dtype, const std::vector<char>& one,
       return same(uint8_t{0}, [](uint8_t bits) { return (bits & 0x7F) > 0x7C; });
     case DataType::kFloat8E4m3fn:
       return same(uint8_t{0}, [](uint8_t bits) { return (bits & 0x7F) == 0x7F; });
-    default:
-      return one == other;
+    default: return one == other;
   }
 }
 

@@ -59,24 +59,18 @@ namespace keras_hvd {
 void RunLoops(InstructionSet instructions, ReduceOp op, DataType dtype,
               const ReduceJob& job) {
   switch (instructions) {
-    case InstructionSet::kAvx512:
-      return avx512::Reduce(op, dtype, job);
-    case InstructionSet::kAvx2:
-      return avx2::Reduce(op, dtype, job);
-    default:
-      return baseline::Reduce(op, dtype, job);
+    case InstructionSet::kAvx512: return avx512::Reduce(op, dtype, job);
+    case InstructionSet::kAvx2: return avx2::Reduce(op, dtype, job);
+    default: return baseline::Reduce(op, dtype, job);
   }
 }
 
 void RunTwofoldLoops(InstructionSet instructions, DataType dtype,
                      const TwofoldJob& twofold) {
   switch (instructions) {
-    case InstructionSet::kAvx512:
-      return avx512::AddToBoth(dtype, twofold);
-    case InstructionSet::kAvx2:
-      return avx2::AddToBoth(dtype, twofold);
-    default:
-      return baseline::AddToBoth(dtype, twofold);
+    case InstructionSet::kAvx512: return avx512::AddToBoth(dtype, twofold);
+    case InstructionSet::kAvx2: return avx2::AddToBoth(dtype, twofold);
+    default: return baseline::AddToBoth(dtype, twofold);
   }
 }
 

@@ -1,4 +1,3 @@
-// See reducescatter.h.
 #include "tf_ops/collectives/reducescatter.h"
 
 #include <algorithm>
@@ -14,11 +13,8 @@ namespace {
 Parts PartsOf(const ReducescatterOptions& options, int members) {
   std::vector<std::vector<int64_t>> starts;
   for (const ReducescatterTensor& tensor : options.tensors) {
-    std::vector<int64_t>& parts = starts.emplace_back();
-    for (int member = 0; member <= members; ++member) {
-      parts.push_back(PartStart(tensor.rows, member, members) * tensor.row_elements *
-                      Bytes(tensor.dtype));
-    }
+    starts.push_back(
+        PartStarts(tensor.rows, tensor.row_elements * Bytes(tensor.dtype), members));
   }
   return Parts(starts);
 }

@@ -1,4 +1,3 @@
-// See staged_reduction.h.
 #include "tf_ops/collectives/staged_reduction.h"
 
 #include <algorithm>

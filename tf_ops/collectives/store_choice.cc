@@ -1,10 +1,8 @@
-// See store_choice.h.
 #include "tf_ops/collectives/store_choice.h"
 
 #include <algorithm>
 
 namespace keras_hvd {
-namespace {
 
 // Smaller tensors stay in the caches, where ordinary stores are best.
 constexpr int64_t kLeastBytes = 32 << 10;
@@ -20,8 +18,6 @@ constexpr double kRetryAfter = 40;
 constexpr double kChanged = 1.4;
 // A smaller gain is not worth a change.
 constexpr double kBetter = 0.98;
-
-}  // namespace
 
 int StoreChoice::ClassOf(const StoreUse& use) {
   const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(use.bytes));

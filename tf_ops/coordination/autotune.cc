@@ -1,4 +1,3 @@
-// See autotune.h.
 #include "tf_ops/coordination/autotune.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See autotune_log.h.
 #include "tf_ops/coordination/autotune_log.h"
 
 #include <errno.h>
@@ -20,12 +19,9 @@ constexpr char kEarlier[] = "keras_hvd autotune 1: ";
 
 const char* Name(Autotune::Stage stage) {
   switch (stage) {
-    case Autotune::Stage::kWarmup:
-      return "warmup";
-    case Autotune::Stage::kSearch:
-      return "search";
-    default:
-      return "final";
+    case Autotune::Stage::kWarmup: return "warmup";
+    case Autotune::Stage::kSearch: return "search";
+    default: return "final";
   }
 }
 

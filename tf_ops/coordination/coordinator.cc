@@ -1,8 +1,6 @@
-// See coordinator.h.
 #include "tf_ops/coordination/coordinator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 namespace keras_hvd {
@@ -21,31 +19,15 @@ std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& 
   const auto other = std::find_if(given.begin(), given.end(), [&](const auto& each) {
     return !each.second->Matches(first);
   });
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  std::vector<std::pair<int, std::string>> texts;
   for (const auto& [rank, description] : given) {
-    std::string details = Details(*description);
+    std::string& details = texts.emplace_back(rank, Details(*description)).second;
     if (other != given.end()) {
       const bool is_first = description->Matches(first);
       details += FirstDifference(*description, is_first ? *other->second : first);
     }
-    auto same = std::find_if(groups.begin(), groups.end(),
-                             [&](const auto& group) { return group.first == details; });
-    if (same == groups.end()) {
-      groups.push_back({std::move(details), {rank}});
-    } else {
-      same->second.push_back(rank);
-    }
   }
-  std::string text;
-  for (const auto& [details, ranks] : groups) {
-    if (!text.empty()) text += "; ";
-    text += RankList(ranks) + ": " + details;
-  }
-  return text;
-}
-
-double Seconds(Clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
+  return WhoGaveWhat(texts);
 }
 
 // The part of a submission that is of the ranks to keep.
@@ -90,7 +72,9 @@ void Coordinator::AddProcessSet(int32_t id, RankSet ranks) {
 }
 
 double Coordinator::Group::since(size_t place) const {
-  return submission.submitted.empty() ? now : Seconds(submission.submitted[place]);
+  return submission.submitted.empty()
+             ? now
+             : Seconds(submission.submitted[place].time_since_epoch());
 }
 
 void Coordinator::Round::Add(Group group) {
@@ -117,8 +101,9 @@ void Coordinator::Submit(MergedSubmission submission, double now) {
     return;
   }
   NoteLast(submission);
-  last_submission_ =
-      submission.submitted.empty() ? now : Seconds(submission.submitted.back());
+  last_submission_ = submission.submitted.empty()
+                         ? now
+                         : Seconds(submission.submitted.back().time_since_epoch());
   if (!joins) last_of_others_ = last_submission_;
   const int32_t id = submission.description->process_set;
   const auto set = process_sets_.find(id);

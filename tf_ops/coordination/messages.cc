@@ -1,5 +1,3 @@
-// See messages.h.
-//
 // A message is a sequence of fields, each a multiple of 8 bytes: integers, texts with
 // their length in front, lists with their count in front.
 #include "tf_ops/coordination/messages.h"
@@ -309,8 +307,7 @@ std::string_view SubmissionEncoder::Encode(const Description& description,
     AddText(description_, &message_);
   }
   if (submitted.has_value()) {
-    const std::chrono::nanoseconds time = submitted->time_since_epoch();
-    AddInteger(time.count(), &message_);
+    AddInteger(Nanoseconds(submitted->time_since_epoch()), &message_);
   }
   if (inlined != nullptr) AppendInputs(*inlined, &message_);
   return message_;
@@ -434,8 +431,7 @@ void MergedEncoder::AddSubmission(const MergedSubmission& merged,
   AddInteger(ranks, &message_);
   if (has_new_ranks) AddList(merged.ranks.list(), &message_);
   for (Clock::time_point time : merged.submitted) {
-    const std::chrono::nanoseconds age = now - time;
-    AddInteger(std::max<int64_t>(age.count(), 0), &message_);
+    AddInteger(std::max<int64_t>(Nanoseconds(now - time), 0), &message_);
   }
   for (const std::string& input : merged.inputs) AddText(input, &message_);
 }

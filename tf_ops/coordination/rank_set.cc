@@ -1,4 +1,3 @@
-// See rank_set.h.
 #include "tf_ops/coordination/rank_set.h"
 
 #include <algorithm>
@@ -7,12 +6,9 @@
 #include <utility>
 
 namespace keras_hvd {
-namespace {
 
 // The most unions remembered.
 constexpr size_t kMostUnions = 512;
-
-}  // namespace
 
 RankBitmap::RankBitmap(const std::vector<int>& ranks) : count_(ranks.size()) {
   if (ranks.empty()) return;

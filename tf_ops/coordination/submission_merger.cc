@@ -1,4 +1,3 @@
-// See submission_merger.h.
 #include "tf_ops/coordination/submission_merger.h"
 
 #include <algorithm>

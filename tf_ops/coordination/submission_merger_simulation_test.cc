@@ -106,9 +106,7 @@ class Decider {
         end = "run by " + RankList(decision.ranks.list()) + ", zeros of " +
               RankList(zeros) + WhatRanksGave(decision);
         break;
-      case Decision::Type::kFail:
-        end = KindOfFailure(decision);
-        break;
+      case Decision::Type::kFail: end = KindOfFailure(decision); break;
       case Decision::Type::kAgree:
         end = "agreement";
         // The rank that joins last depends on the schedule.

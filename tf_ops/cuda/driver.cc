@@ -1,4 +1,3 @@
-// See driver.h.
 #include "tf_ops/cuda/driver.h"
 
 #include <cstdlib>

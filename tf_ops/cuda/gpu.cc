@@ -1,4 +1,3 @@
-// See gpu.h.
 #include "tf_ops/cuda/gpu.h"
 
 #include <utility>
@@ -162,11 +161,16 @@ Status Gpu::TakeEvent(Event* event, Timing timing) {
   return driver_->Check((*driver_)->create_event(event, flags), "cuEventCreate");
 }
 
-Status Gpu::MakeWait(Stream stream, Event event) {
+template <typename Function, typename... Arguments>
+Status Gpu::Call(const char* name, Function Functions::* function,
+                 Arguments... arguments) {
   const Current current(*this);
-  if (!current.status().ok()) return current.status();
-  return driver_->Check((*driver_)->stream_wait_event(stream, event, 0),
-                        "cuStreamWaitEvent");
+  KHVD_RETURN_IF_ERROR(current.status());
+  return driver_->Check((driver_->functions().*function)(arguments...), name);
+}
+
+Status Gpu::MakeWait(Stream stream, Event event) {
+  return Call("cuStreamWaitEvent", &Functions::stream_wait_event, stream, event, 0u);
 }
 
 Status Gpu::Query(Event event, bool* passed) {
@@ -184,43 +188,32 @@ void Gpu::Release(Event event, Timing timing) {
 }
 
 Status Gpu::Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed) {
-  const Current current(*this);
-  if (!current.status().ok()) return current.status();
   float milliseconds = 0;
-  const Status status = driver_->Check(
-      (*driver_)->elapsed_time(&milliseconds, from, to), "cuEventElapsedTime");
+  const Status status =
+      Call("cuEventElapsedTime", &Functions::elapsed_time, &milliseconds, from, to);
   // As a double: a float has too few digits for nanoseconds.
   *elapsed = std::chrono::nanoseconds(static_cast<int64_t>(double{milliseconds} * 1e6));
   return status;
 }
 
 Status Gpu::CopyToHost(void* to, const void* from, size_t bytes) {
-  const Current current(*this);
-  if (!current.status().ok()) return current.status();
-  return driver_->Check((*driver_)->copy_to_host(to, Address(from), bytes, stream_),
-                        "cuMemcpyDtoHAsync");
+  return Call("cuMemcpyDtoHAsync", &Functions::copy_to_host, to, Address(from), bytes,
+              stream_);
 }
 
 Status Gpu::CopyToDevice(void* to, const void* from, size_t bytes) {
-  const Current current(*this);
-  if (!current.status().ok()) return current.status();
-  return driver_->Check((*driver_)->copy_to_device(Address(to), from, bytes, stream_),
-                        "cuMemcpyHtoDAsync");
+  return Call("cuMemcpyHtoDAsync", &Functions::copy_to_device, Address(to), from, bytes,
+              stream_);
 }
 
 Status Gpu::CopyOnDevice(void* to, const void* from, size_t bytes) {
-  const Current current(*this);
-  if (!current.status().ok()) return current.status();
-  return driver_->Check(
-      (*driver_)->copy_on_device(Address(to), Address(from), bytes, stream_),
-      "cuMemcpyDtoDAsync");
+  return Call("cuMemcpyDtoDAsync", &Functions::copy_on_device, Address(to),
+              Address(from), bytes, stream_);
 }
 
 Status Gpu::SetZero(void* memory, size_t bytes) {
-  const Current current(*this);
-  if (!current.status().ok()) return current.status();
-  return driver_->Check((*driver_)->set_bytes(Address(memory), 0, bytes, stream_),
-                        "cuMemsetD8Async");
+  return Call("cuMemsetD8Async", &Functions::set_bytes, Address(memory), 0, bytes,
+              stream_);
 }
 
 Status Memory::Allocate(std::shared_ptr<Gpu> gpu, Space space, size_t bytes,

@@ -81,6 +81,9 @@ class Gpu {
       : driver_(std::move(driver)), ordinal_(ordinal) {}
   Status Start();
   Status ReadCapability();
+  // Calls one of the driver's functions, called `name`, with the context current.
+  template <typename Function, typename... Arguments>
+  Status Call(const char* name, Function Functions::* function, Arguments... arguments);
   Status TakeEvent(Event* event, Timing timing);
   std::vector<Event>& FreeEvents(Timing timing) {
     return timing == Timing::kOn ? free_timed_events_ : free_events_;

@@ -1,4 +1,3 @@
-// See profiler_ranges.h.
 #include "tf_ops/cuda/profiler_ranges.h"
 
 #include <stdlib.h>

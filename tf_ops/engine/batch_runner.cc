@@ -1,4 +1,3 @@
-// See batch_runner.h.
 #include "tf_ops/engine/batch_runner.h"
 
 #include <algorithm>

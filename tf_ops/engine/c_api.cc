@@ -1,4 +1,3 @@
-// See c_api.h.
 #include "tf_ops/engine/c_api.h"
 
 #include <stdio.h>
@@ -520,9 +519,7 @@ int khvd_process_set_size(int32_t id) {
 
 int khvd_process_set_rank(int32_t id) {
   std::vector<int> ranks;
-  if (!GetMembers(id, &ranks)) return -1;
-  const auto found = std::find(ranks.begin(), ranks.end(), khvd_rank());
-  return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  return GetMembers(id, &ranks) ? keras_hvd::IndexOf(ranks, khvd_rank()) : -1;
 }
 
 int khvd_join(int32_t* last) {

@@ -1,4 +1,3 @@
-// See coordinator_service.h.
 #include "tf_ops/engine/coordinator_service.h"
 
 #include <algorithm>
@@ -11,14 +10,6 @@
 
 namespace keras_hvd {
 namespace {
-
-double Seconds(Clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
-}
-
-bool Contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
 
 std::string SecondsText(double seconds) {
   char text[32];
@@ -54,7 +45,7 @@ bool CoordinatorService::HasNews() const {
 
 bool CoordinatorService::Poll() {
   coordinator_.set_wants_times(timeline_.WantsTimes());
-  now_ = Seconds(Clock::now());
+  now_ = Seconds(Clock::now().time_since_epoch());
   bool progressed = reader_.Read();
   for (const BatchElsewhere& batch : job_->TakeBatches()) {
     timeline_.AddBatchElsewhere(batch);
@@ -217,7 +208,7 @@ void CoordinatorService::StartAutotune(const AutotuneOptions& options,
 
 void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes) {
   const Tuning before = autotune_->tuning();
-  if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
+  if (!autotune_->Add(tensors, bytes, Seconds(Clock::now().time_since_epoch()))) return;
   if (autotune_->tuning() != before) {
     WriteTuning();
     // Now: the driving thread may stop here and does not look at the queue.
@@ -300,7 +291,7 @@ void CoordinatorService::WarnOfJoin(const Stall& join, double seconds) {
 }
 
 void CoordinatorService::CheckStalls(double warning, double abort, double patience) {
-  const double now = Seconds(Clock::now());
+  const double now = Seconds(Clock::now().time_since_epoch());
   if (merger_ != nullptr) {
     merger_->PassOnOld();
     Decide();

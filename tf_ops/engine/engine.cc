@@ -1,4 +1,3 @@
-// See engine.h.
 #include "tf_ops/engine/engine.h"
 
 #include <functional>

@@ -32,9 +32,9 @@ Ask ThroughHost(const std::string& name) {
 class Timed {
  public:
   Timed(GpuJob* job, const std::string& name) : job_(*job), path_(Path(name)) {
-    begin_ = TimelineNow();
+    begin_ = NowNanoseconds();
     EXPECT_EQ(job_[0].engine().StartTimeline(path_, false).message, "");
-    end_ = TimelineNow();
+    end_ = NowNanoseconds();
   }
   std::vector<std::string> Stop() {
     job_[0].engine().StopTimeline();
@@ -148,10 +148,10 @@ TEST_P(GpuTimelineTest, PlacesThemOnTheHostsClock) {
       numbers[rank] = self.Submit(Sum("held", {1}));
       ASSERT_EQ(self.End(numbers[rank]).message, "");
     });
-    const int64_t released = TimelineNow();
+    const int64_t released = NowNanoseconds();
     libraries->Hold(job[0].stream(), false);
     job.ForEach([&](GpuRank& self, int rank) { self.Output(numbers[rank]); });
-    const int64_t read = TimelineNow();
+    const int64_t read = NowNanoseconds();
     const std::vector<std::string> events = recording.Stop();
     waits = Named(events, "WAIT_FOR_INPUTS");
     runs = Named(events, Moving(job.size(), "ALLREDUCE"));

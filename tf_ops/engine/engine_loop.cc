@@ -1,4 +1,3 @@
-// See engine_loop.h.
 #include "tf_ops/engine/engine_loop.h"
 
 #include <sched.h>
@@ -12,7 +11,6 @@
 #include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
-namespace {
 
 // How long a caller spins for its turn to drive, if each rank has a core. A futex round
 // trip takes about as long. More would only take time from the training. The spin for a
@@ -31,8 +29,6 @@ constexpr int kNapPart = 16;
 constexpr std::chrono::microseconds kLongestNap(1000);
 // How long a rank that shuts down waits for the peers of a running batch.
 constexpr std::chrono::seconds kShutdownPatience(5);
-
-}  // namespace
 
 EngineLoop::EngineLoop(const EngineOptions& options, const World& world,
                        std::shared_ptr<GpuAccess> gpu, Requests* requests,

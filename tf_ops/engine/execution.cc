@@ -1,4 +1,3 @@
-// See execution.h.
 #include "tf_ops/engine/execution.h"
 
 #include <algorithm>
@@ -17,10 +16,6 @@ void LogBatch(int rank, uint64_t number, const Batch& batch) {
   if (batch.size() > 1) text += " and " + std::to_string(batch.size() - 1) + " more";
   Log(rank, LogLevel::kDebug,
       text + ", " + std::to_string(InputBytes(batch)) + " bytes");
-}
-
-bool Contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
 // Gives an operation zeros as its tensors; the results replace them.
@@ -110,7 +105,7 @@ bool Execution::NeedsThisRank(const DecisionMessage& decision) const {
   if (run == nullptr || run->results.has_value()) return false;
   const std::vector<int>& members =
       requests_.process_sets().MembersOf(run->tensors.front().process_set);
-  return std::binary_search(members.begin(), members.end(), rank_);
+  return Contains(members, rank_);
 }
 
 void Execution::CarryOut(const DecisionMessage& decision) {
@@ -177,9 +172,9 @@ void Execution::CarryOut(const RunMessage& run) {
       requests_.process_sets().MembersOf(run.tensors.front().process_set);
   // A leader that goes on after an error does not leave because of it.
   for (auto& [leader, error] : errors_above_) {
-    if (std::binary_search(members.begin(), members.end(), leader)) error.clear();
+    if (Contains(members, leader)) error.clear();
   }
-  if (!std::binary_search(members.begin(), members.end(), rank_)) return;
+  if (!Contains(members, rank_)) return;
   Batch batch;
   if (!TakeBatch(run.tensors, &batch)) return EndBatch(std::move(batch), false);
   running_ = Title(*batch.front()->description);

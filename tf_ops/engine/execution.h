@@ -17,7 +17,6 @@
 
 #include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
-#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/messages.h"
 #include "tf_ops/engine/batch_runner.h"
 #include "tf_ops/engine/engine_counters.h"

@@ -1,4 +1,3 @@
-// See job_failure.h.
 #include "tf_ops/engine/job_failure.h"
 
 #include <string>

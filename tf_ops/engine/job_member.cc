@@ -1,4 +1,3 @@
-// See job_member.h.
 #include "tf_ops/engine/job_member.h"
 
 #include <unistd.h>

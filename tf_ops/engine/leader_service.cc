@@ -1,4 +1,3 @@
-// See leader_service.h.
 #include "tf_ops/engine/leader_service.h"
 
 #include <string>

@@ -191,14 +191,10 @@ class Collective {
     std::vector<Numbers> inputs;
     for (int rank = 0; rank < ranks_; ++rank) inputs.push_back(Input(rank, tensor));
     switch (request_.kind) {
-      case KHVD_BROADCAST:
-        return inputs[root_];
-      case KHVD_ALLGATHER:
-        return Joined(inputs);
-      case KHVD_ALLTOALL:
-        return Received(inputs);
-      case KHVD_REDUCESCATTER:
-        return OwnRows(Reduced(inputs, TypeOf(tensor)));
+      case KHVD_BROADCAST: return inputs[root_];
+      case KHVD_ALLGATHER: return Joined(inputs);
+      case KHVD_ALLTOALL: return Received(inputs);
+      case KHVD_REDUCESCATTER: return OwnRows(Reduced(inputs, TypeOf(tensor)));
       default:
         return request_.reduce_op == KHVD_ADASUM ? Adasum(inputs)
                                                  : Reduced(inputs, TypeOf(tensor));
@@ -247,14 +243,10 @@ class Collective {
 
   double Combined(double a, double b) const {
     switch (request_.reduce_op) {
-      case KHVD_MIN:
-        return std::fmin(a, b);
-      case KHVD_MAX:
-        return std::fmax(a, b);
-      case KHVD_PRODUCT:
-        return a * b;
-      default:
-        return a + b;
+      case KHVD_MIN: return std::fmin(a, b);
+      case KHVD_MAX: return std::fmax(a, b);
+      case KHVD_PRODUCT: return a * b;
+      default: return a + b;
     }
   }
 

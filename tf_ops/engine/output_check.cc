@@ -1,4 +1,3 @@
-// See output_check.h.
 #include "tf_ops/engine/output_check.h"
 
 #include <algorithm>
@@ -24,8 +23,7 @@ int64_t OutputBytes(const Operation& operation, size_t tensor) {
   return Elements(output) * Bytes(output.dtype);
 }
 
-std::vector<uint64_t> HashOutputs(
-    const std::vector<std::unique_ptr<Operation>>& operations) {
+std::vector<uint64_t> HashOutputs(const Batch& operations) {
   std::vector<uint64_t> hashes;
   for (const auto& operation : operations) {
     for (size_t i = 0; i < operation->buffers.size(); ++i) {
@@ -38,8 +36,7 @@ std::vector<uint64_t> HashOutputs(
 }
 
 // The title of tensor `number` of the batch: "tensor 2 of 3 of allreduce 'grad/w'".
-std::string TensorTitle(const std::vector<std::unique_ptr<Operation>>& operations,
-                        size_t number) {
+std::string TensorTitle(const Batch& operations, size_t number) {
   for (const auto& operation : operations) {
     const Description& description = *operation->description;
     const size_t count = description.tensors.size();
@@ -54,47 +51,45 @@ std::string TensorTitle(const std::vector<std::unique_ptr<Operation>>& operation
   return "";
 }
 
+bool Differ(const std::vector<std::vector<uint64_t>>& hashes, size_t number) {
+  uint64_t known = kNoResult;
+  for (const std::vector<uint64_t>& of_member : hashes) {
+    const uint64_t hash = of_member[number];
+    if (hash == kNoResult) continue;
+    if (known != kNoResult && hash != known) return true;
+    known = hash;
+  }
+  return false;
+}
+
 // "ranks 0, 2: 0123456789abcdef; rank 1: fedcba9876543210".
 std::string WhoHasWhat(const std::vector<std::vector<uint64_t>>& hashes,
                        const std::vector<int>& members, size_t number) {
-  std::vector<std::pair<uint64_t, std::vector<int>>> groups;
+  std::vector<std::pair<int, std::string>> given;
   for (size_t member = 0; member < members.size(); ++member) {
     const uint64_t hash = hashes[member][number];
     if (hash == kNoResult) continue;
-    auto same = std::find_if(groups.begin(), groups.end(),
-                             [&](const auto& group) { return group.first == hash; });
-    if (same == groups.end()) same = groups.insert(groups.end(), {hash, {}});
-    same->second.push_back(members[member]);
-  }
-  if (groups.size() < 2) return "";
-  std::string text;
-  for (const auto& [hash, ranks] : groups) {
-    if (!text.empty()) text += "; ";
-    text += ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-    }
     char digits[20];
     snprintf(digits, sizeof(digits), "%016" PRIx64, hash);
-    text += ": " + std::string(digits);
+    given.emplace_back(members[member], digits);
   }
-  return text;
+  return WhoGaveWhat(given);
 }
 
 }  // namespace
 
-bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
-                    const std::vector<int>& members, const HashExchange& exchange,
-                    std::string* difference) {
+bool CompareOutputs(const Batch& operations, const std::vector<int>& members,
+                    const HashExchange& exchange, std::string* difference) {
   difference->clear();
   const std::vector<uint64_t> own = HashOutputs(operations);
   std::vector<std::vector<uint64_t>> hashes;
   if (!exchange(own, &hashes)) return false;
   for (size_t number = 0; number < own.size(); ++number) {
-    const std::string who = WhoHasWhat(hashes, members, number);
-    if (who.empty()) continue;
-    *difference = "the result of " + TensorTitle(operations, number) +
-                  " differs between ranks (hashes: " + who + ")" + kAdvice;
+    if (!Differ(hashes, number)) continue;
+    *difference =
+        "the result of " + TensorTitle(operations, number) +
+        " differs between ranks (hashes: " + WhoHasWhat(hashes, members, number) + ")" +
+        kAdvice;
     return true;
   }
   return true;

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,8 +17,7 @@ using HashExchange = std::function<bool(const std::vector<uint64_t>& own,
 // Compares the members' results of operations that have just run. `*difference` names
 // the first tensor that differs and each member's hash. It is the same on all members,
 // or "". Returns false if the job failed meanwhile.
-bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
-                    const std::vector<int>& members, const HashExchange& exchange,
-                    std::string* difference);
+bool CompareOutputs(const Batch& operations, const std::vector<int>& members,
+                    const HashExchange& exchange, std::string* difference);
 
 }  // namespace keras_hvd

@@ -1,4 +1,3 @@
-// See process.h.
 #include "tf_ops/engine/process.h"
 
 #include <pthread.h>

@@ -1,4 +1,3 @@
-// See request.h.
 #include "tf_ops/engine/request.h"
 
 #include <algorithm>
@@ -16,9 +15,9 @@ Status WrongRequest(const khvd_request& request, const std::string& text) {
 }
 
 Membership MembershipIn(const std::vector<int>& ranks, int rank) {
-  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  if (found == ranks.end() || *found != rank) return {};
-  return {static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size())};
+  const int index = IndexOf(ranks, rank);
+  if (index < 0) return {};
+  return {index, static_cast<int>(ranks.size())};
 }
 
 int64_t ScatteredRows(const Membership& membership, int64_t rows) {

@@ -1,4 +1,3 @@
-// See requests.h.
 #include "tf_ops/engine/requests.h"
 
 #include <algorithm>

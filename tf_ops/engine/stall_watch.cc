@@ -1,4 +1,3 @@
-// See stall_watch.h.
 #include "tf_ops/engine/stall_watch.h"
 
 #include <algorithm>
@@ -51,7 +50,7 @@ void StallWatch::CheckSilentLeader() {
   if (!execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();
   if (oldest == Clock::time_point::max()) return;
-  const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
+  const double waited = Seconds(Clock::now() - oldest);
   if (waited < PatienceSeconds()) return;
   if (job_->Obstacle(leader_).empty()) return;
   CheckPeer(leader_, oldest);
@@ -62,7 +61,7 @@ void StallWatch::CheckSilentCoordinator() {
   if (!checks_coordinator_ || !execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();
   if (oldest == Clock::time_point::max()) return;
-  const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
+  const double waited = Seconds(Clock::now() - oldest);
   if (waited >= PatienceSeconds() / 2) job_->AskForSigns();
   if (waited < PatienceSeconds() || !job_->IsSilent(JobState::kCoordinator)) return;
   CheckPeer(JobState::kCoordinator, oldest);
@@ -89,7 +88,7 @@ void StallWatch::CheckStay(int awaited, Clock::time_point since) {
 // `text(seconds)`: the words after the rank's name.
 template <typename Text>
 void StallWatch::CheckWait(int awaited, Clock::time_point since, const Text& text) {
-  const double waited = std::chrono::duration<double>(Clock::now() - since).count();
+  const double waited = Seconds(Clock::now() - since);
   if (waited >= PatienceSeconds() / 2) job_->AskForSigns();
   const auto report = [&] {
     return job_->Describe(awaited) +

@@ -1,4 +1,3 @@
-// See submission_reader.h.
 #include "tf_ops/engine/submission_reader.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See work.h.
 #include "tf_ops/engine/work.h"
 
 #include <string>

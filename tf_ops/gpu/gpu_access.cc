@@ -1,4 +1,3 @@
-// See gpu_access.h.
 #include "tf_ops/gpu/gpu_access.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See gpu_batch.h.
 #include "tf_ops/gpu/gpu_batch.h"
 
 #include <numeric>

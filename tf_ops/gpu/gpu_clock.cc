@@ -1,4 +1,3 @@
-// See gpu_clock.h.
 #include "tf_ops/gpu/gpu_clock.h"
 
 #include <sched.h>
@@ -25,7 +24,7 @@ std::shared_ptr<const GpuReference> Try(const std::shared_ptr<cuda::Gpu>& gpu,
                                         cuda::Stream stream,
                                         Clock::time_point deadline) {
   auto reference = std::make_shared<GpuReference>();
-  const int64_t before = TimelineNow();
+  const int64_t before = NowNanoseconds();
   bool passed = false;
   Status status = RecordOn(gpu, stream, &reference->event, cuda::Timing::kOn);
   if (status.ok()) status = reference->event->Query(&passed);
@@ -33,7 +32,7 @@ std::shared_ptr<const GpuReference> Try(const std::shared_ptr<cuda::Gpu>& gpu,
     sched_yield();
     status = reference->event->Query(&passed);
   }
-  const int64_t after = TimelineNow();
+  const int64_t after = NowNanoseconds();
   if (!status.ok() || !passed) return nullptr;
   reference->within = (after - before + 1) / 2;
   reference->time = before + reference->within;

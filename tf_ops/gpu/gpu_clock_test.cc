@@ -52,12 +52,12 @@ class GpuClockTest : public testing::TestWithParam<uint64_t> {
 TEST_P(GpuClockTest, AnEventIsPlacedBetweenItsRecordAndItsSight) {
   const std::shared_ptr<const GpuReference> reference = Reference();
   for (int i = 0; i < 10; ++i) {
-    const int64_t before = TimelineNow();
+    const int64_t before = NowNanoseconds();
     std::shared_ptr<const SharedEvent> event;
     ASSERT_TRUE(RecordOn(gpu_, gpu_->stream(), &event, cuda::Timing::kOn).ok());
     bool passed = false;
     while (!passed) ASSERT_EQ(event->Query(&passed).message, "");
-    const int64_t after = TimelineNow();
+    const int64_t after = NowNanoseconds();
     std::chrono::nanoseconds since;
     ASSERT_EQ(event->Since(*reference->event, &since).message, "");
     const int64_t placed = reference->time + since.count();

@@ -1,4 +1,3 @@
-// See gpu_runner.h.
 #include "tf_ops/gpu/gpu_runner.h"
 
 #include <sched.h>
@@ -9,7 +8,6 @@
 #include <exception>
 #include <initializer_list>
 
-#include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/operation/log.h"
 #include "tf_ops/transport/threads.h"
 
@@ -77,9 +75,7 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
 
 GpuBatch GpuRunner::BatchOf(const Batch& batch, const std::vector<int>& members,
                             HostCollectives* host) {
-  const int index = static_cast<int>(
-      std::lower_bound(members.begin(), members.end(), rank_) - members.begin());
-  return GpuBatch(batch, members, index, gpu_, host, &staging_,
+  return GpuBatch(batch, members, IndexOf(members, rank_), gpu_, host, &staging_,
                   [this](int64_t polls) { return KeepWaiting(polls); });
 }
 
@@ -333,7 +329,7 @@ bool GpuRunner::CheckMembers(const std::vector<int>& members, uint64_t decision,
 }
 
 void GpuRunner::CheckAge(const std::string& title, Clock::time_point since) {
-  const double age = std::chrono::duration<double>(Clock::now() - since).count();
+  const double age = Seconds(Clock::now() - since);
   const bool aborts = abort_seconds_ > 0 && age >= abort_seconds_;
   if (!aborts && (warning_seconds_ < 0 || age < warning_seconds_)) return;
   const std::string text =

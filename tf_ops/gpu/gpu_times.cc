@@ -1,7 +1,5 @@
-// See gpu_times.h.
 #include "tf_ops/gpu/gpu_times.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace keras_hvd {
@@ -16,7 +14,7 @@ GpuTimes::GpuTimes(Timeline* timeline, const Batch& batch,
       failed_(reference_ == nullptr) {
   record_.description = batch.front()->description;
   record_.ranks[0] = static_cast<int>(batch.size());
-  record_.times[2] = TimelineNow();
+  record_.times[2] = NowNanoseconds();
   if (!failed_) record_.times[3] = reference_->within;
 }
 
@@ -27,7 +25,7 @@ void GpuTimes::Begin(GpuPhase phase) {
   Span& span = spans_.emplace_back();
   span.phase = phase;
   if (IsOnHost(span)) {
-    span.begin = TimelineNow();
+    span.begin = NowNanoseconds();
   } else {
     span.from = Record();
   }
@@ -37,7 +35,7 @@ void GpuTimes::End() {
   if (failed_) return;
   Span& span = spans_.back();
   if (IsOnHost(span)) {
-    span.end = TimelineNow();
+    span.end = NowNanoseconds();
   } else {
     span.to = Record();
   }

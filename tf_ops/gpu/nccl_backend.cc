@@ -1,9 +1,9 @@
-// See nccl_backend.h.
 #include "tf_ops/gpu/nccl_backend.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "tf_ops/backend/run_batch.h"
 #include "tf_ops/nccl/allgather.h"
 #include "tf_ops/nccl/allreduce.h"
 #include "tf_ops/nccl/alltoall.h"
@@ -17,16 +17,9 @@ using Operations = std::vector<Operation*>;
 
 Status Allreduce(const Operations& operations, GpuBatch* batch,
                  nccl::Communicator* communicator) {
-  nccl::AllreduceOptions allreduce;
-  allreduce.reduction = operations.front()->description->reduction;
+  AllreduceOptions allreduce = {operations.front()->description->reduction, {}};
   for (const Operation* operation : operations) {
-    const std::vector<TensorDescription>& tensors = operation->description->tensors;
-    allreduce.tensors.reserve(allreduce.tensors.size() + tensors.size());
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      allreduce.tensors.push_back({tensors[i].dtype, Elements(tensors[i]),
-                                   operation->buffers[i].input,
-                                   operation->buffers[i].output});
-    }
+    AddTensors(*operation, &allreduce.tensors);
   }
   const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Allreduce(allreduce, communicator);
@@ -71,29 +64,14 @@ Status Alltoall(const Operations& operations, GpuBatch* batch,
 
 Status Broadcast(const Operations& operations, GpuBatch* batch,
                  nccl::Communicator* communicator) {
-  const Operation& operation = *operations.front();
-  BroadcastOptions broadcast;
-  const auto root = std::lower_bound(batch->members.begin(), batch->members.end(),
-                                     operation.description->root);
-  broadcast.root = static_cast<int>(root - batch->members.begin());
-  broadcast.bytes = operation.description->bytes();
-  broadcast.input = operation.buffers.front().input;
-  broadcast.output = operation.buffers.front().output;
+  const BroadcastOptions broadcast = BroadcastOf(*operations.front(), batch->members);
   const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Broadcast(broadcast, communicator);
 }
 
 Status Reducescatter(const Operations& operations, GpuBatch* batch,
                      nccl::Communicator* communicator) {
-  const Operation& operation = *operations.front();
-  ReducescatterOptions reducescatter;
-  reducescatter.reduction = operation.description->reduction;
-  for (size_t i = 0; i < operation.buffers.size(); ++i) {
-    const TensorDescription& tensor = operation.description->tensors[i];
-    reducescatter.tensors.push_back(
-        {tensor.dtype, tensor.shape.front(), RowBytes(tensor) / Bytes(tensor.dtype),
-         operation.buffers[i].input, operation.buffers[i].output});
-  }
+  const ReducescatterOptions reducescatter = ReducescatterOf(*operations.front());
   const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Reducescatter(reducescatter, communicator);
 }
@@ -101,18 +79,12 @@ Status Reducescatter(const Operations& operations, GpuBatch* batch,
 // Null: tensors of this kind go through host memory.
 auto FunctionOf(Kind kind) -> decltype(&Allreduce) {
   switch (kind) {
-    case Kind::kAllreduce:
-      return Allreduce;
-    case Kind::kAllgather:
-      return Allgather;
-    case Kind::kAlltoall:
-      return Alltoall;
-    case Kind::kBroadcast:
-      return Broadcast;
-    case Kind::kReducescatter:
-      return Reducescatter;
-    default:
-      return nullptr;
+    case Kind::kAllreduce: return Allreduce;
+    case Kind::kAllgather: return Allgather;
+    case Kind::kAlltoall: return Alltoall;
+    case Kind::kBroadcast: return Broadcast;
+    case Kind::kReducescatter: return Reducescatter;
+    default: return nullptr;
   }
 }
 

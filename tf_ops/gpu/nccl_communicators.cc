@@ -1,4 +1,3 @@
-// See nccl_communicators.h.
 #include "tf_ops/gpu/nccl_communicators.h"
 
 #include <stdlib.h>
@@ -25,10 +24,8 @@ int32_t ProcessSetOf(const GpuBatch& batch) {
 }
 
 Status UseOnce(nccl::Communicator* communicator, void* number) {
-  nccl::AllreduceOptions sum;
-  sum.reduction.op = ReduceOp::kSum;
-  sum.tensors = {{DataType::kFloat32, 1, number, number}};
-  return nccl::Allreduce(sum, communicator);
+  return nccl::Allreduce({{ReduceOp::kSum}, {{DataType::kFloat32, 1, number, number}}},
+                         communicator);
 }
 
 // The values that the members of a set tell each other.
@@ -315,11 +312,9 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
 
 // Null on a rank that is not a member.
 Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
-  const auto found = std::lower_bound(members.begin(), members.end(), rank_);
-  const bool included = found != members.end() && *found == rank_;
-  const int index = included ? static_cast<int>(found - members.begin()) : 0;
+  const int index = IndexOf(members, rank_), key = std::max(index, 0);
   return backends_.at(kAllRanks)->communicator().Split(
-      included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
+      index >= 0 ? 0 : nccl::kNoColor, key, static_cast<int>(members.size()), key,
       part);
 }
 

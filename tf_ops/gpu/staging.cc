@@ -1,4 +1,3 @@
-// See staging.h.
 #include "tf_ops/gpu/staging.h"
 
 #include <utility>

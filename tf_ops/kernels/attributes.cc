@@ -1,4 +1,3 @@
-// The attributes of the collective ops; see attributes.h.
 #include "tf_ops/kernels/attributes.h"
 
 #include <utility>

@@ -1,4 +1,3 @@
-// The thread that runs TensorFlow's continuations; see completion.h.
 #include "tf_ops/kernels/completion.h"
 
 #include <pthread.h>

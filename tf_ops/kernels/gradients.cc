@@ -13,18 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tf_ops/kernels/register.h"
 #include "tf_ops/kernels/submit.h"
 #include "tf_ops/kernels/submitter.h"
 
 namespace keras_hvd {
 namespace {
-
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 
 REGISTER_OP("KerasHvdGradients")
     .Input("tensors: T")

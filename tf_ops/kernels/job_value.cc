@@ -4,19 +4,12 @@
 #include "tf_ops/kernels/job_value.h"
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
 #include "tf_ops/kernels/register.h"
 
 namespace keras_hvd {
 namespace {
-
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 REGISTER_OP("KerasHvdJobValue")
     .Output("value: int32")
@@ -60,7 +53,7 @@ class JobValueKernel : public tensorflow::OpKernel {
     const absl::StatusOr<int32_t> value = ValueOf(which_);
     OP_REQUIRES_OK(ctx, value.status());
     Tensor* output = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
     output->scalar<int32_t>()() = *value;
   }
 

@@ -2,9 +2,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/env.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/register.h"
@@ -12,10 +9,6 @@
 
 namespace keras_hvd {
 namespace {
-
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 REGISTER_OP("KerasHvdJoin")
     .Output("last: int32")
@@ -34,8 +27,7 @@ class JoinKernel : public tensorflow::AsyncOpKernel {
   // The others may train for long, so a thread of its own waits for them.
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     Tensor* last = nullptr;
-    OP_REQUIRES_OK_ASYNC(
-        ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &last), done);
+    OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(0, TensorShape({}), &last), done);
     ctx->env()->SchedClosure([ctx, last, done = std::move(done)] {
       const int code = khvd_join(&last->scalar<int32_t>()());
       if (code != KHVD_OK) ctx->SetStatus(EngineStatus(code, khvd_last_error()));

@@ -4,17 +4,11 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/register.h"
 
 namespace keras_hvd {
 namespace {
-
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 
 REGISTER_OP("KerasHvdNoteChange")
     .Attr("optimizer: int")

@@ -1,4 +1,3 @@
-// The end of a request, for use by another op; see request_end.h.
 #include "tf_ops/kernels/request_end.h"
 
 #include <utility>

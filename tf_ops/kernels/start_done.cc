@@ -18,9 +18,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 #include "tf_ops/kernels/completion.h"
@@ -33,9 +30,6 @@ namespace keras_hvd {
 namespace {
 
 using tensorflow::DataType;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 using tensorflow::Variant;
 using tensorflow::shape_inference::ShapeAndType;
 
@@ -197,7 +191,7 @@ class StartKernel : public ReductionKernel {
       TF_RETURN_IF_ERROR(started->Add(ctx, i));
     }
     Tensor* handle = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &handle));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &handle));
     TF_RETURN_IF_ERROR(started->Submit(ctx, request));
     handle->scalar<Variant>()() = Handle{{started.release(), DeleteOnceEnded()}};
     return absl::OkStatus();

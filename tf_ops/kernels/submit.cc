@@ -1,4 +1,3 @@
-// Requests from TensorFlow to the engine and back; see submit.h.
 #include "tf_ops/kernels/submit.h"
 
 #include <numeric>
@@ -22,22 +21,16 @@ using tensorflow::Tensor;
 khvd_dtype EngineType(tensorflow::DataType dtype) {
   switch (dtype) {
 #define KERAS_HVD_TYPE(ENGINE, TENSORFLOW, XLA) \
-  case tensorflow::DT_##TENSORFLOW:             \
-    return KHVD_##ENGINE;
+  case tensorflow::DT_##TENSORFLOW: return KHVD_##ENGINE;
     KERAS_HVD_ELEMENT_TYPES(KERAS_HVD_TYPE)
 #undef KERAS_HVD_TYPE
     case tensorflow::DT_QUINT8:
-    case tensorflow::DT_UINT4:
-      return KHVD_UINT8;
+    case tensorflow::DT_UINT4: return KHVD_UINT8;
     case tensorflow::DT_QINT8:
-    case tensorflow::DT_INT4:
-      return KHVD_INT8;
-    case tensorflow::DT_QINT16:
-      return KHVD_INT16;
-    case tensorflow::DT_QUINT16:
-      return KHVD_UINT16;
-    case tensorflow::DT_QINT32:
-      return KHVD_INT32;
+    case tensorflow::DT_INT4: return KHVD_INT8;
+    case tensorflow::DT_QINT16: return KHVD_INT16;
+    case tensorflow::DT_QUINT16: return KHVD_UINT16;
+    case tensorflow::DT_QINT32: return KHVD_INT32;
     default:  // refused by the engine
       return static_cast<khvd_dtype>(-1);
   }
@@ -69,19 +62,14 @@ absl::Status SetOtherRows(int index, tensorflow::shape_inference::InferenceConte
 
 absl::Status EngineStatus(int code, std::string_view message) {
   switch (code) {
-    case KHVD_OK:
-      return absl::OkStatus();
-    case KHVD_INVALID_ARGUMENT:
-      return absl::InvalidArgumentError(message);
-    case KHVD_RANK_FAILED:
-      return absl::AbortedError(message);
+    case KHVD_OK: return absl::OkStatus();
+    case KHVD_INVALID_ARGUMENT: return absl::InvalidArgumentError(message);
+    case KHVD_RANK_FAILED: return absl::AbortedError(message);
     case KHVD_MISMATCH:
     case KHVD_NOT_INITIALIZED:
     case KHVD_SHUT_DOWN:
-    case KHVD_FORKED:
-      return absl::FailedPreconditionError(message);
-    default:
-      return absl::InternalError(message);
+    case KHVD_FORKED: return absl::FailedPreconditionError(message);
+    default: return absl::InternalError(message);
   }
 }
 

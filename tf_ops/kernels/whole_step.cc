@@ -1,13 +1,8 @@
 // KerasHvdWholeStep: the tensors that it is given, once all of them are there.
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tf_ops/kernels/register.h"
 
 namespace keras_hvd {
 namespace {
-
-using tensorflow::OpKernelContext;
 
 REGISTER_OP("KerasHvdWholeStep")
     .Input("tensors: T")
@@ -31,7 +26,7 @@ class WholeStepKernel : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     for (int i = 0; i < ctx->num_inputs(); ++i) ctx->set_output(i, ctx->input(i));
-    tensorflow::Tensor* zero = nullptr;
+    Tensor* zero = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(ctx->num_inputs(), {}, &zero));
     zero->scalar<int32_t>()() = 0;
   }

@@ -29,6 +29,7 @@
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/platform/statusor.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
 #include "tf_ops/kernels/completion.h"
@@ -89,15 +90,14 @@ struct Values {
 absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
   Values inputs;
   for (int i = 0; i < ctx->num_inputs(); ++i) {
-    absl::StatusOr<xla::Shape> shape = ctx->InputXlaShape(i);
-    TF_RETURN_IF_ERROR(shape.status());
-    if (shape->is_dynamic()) {
+    TF_ASSIGN_OR_RETURN(xla::Shape shape, ctx->InputXlaShape(i));
+    if (shape.is_dynamic()) {
       return absl::InvalidArgumentError(absl::StrCat(
           ctx->op_kernel().name(),
           ": a collective under XLA takes tensors whose shape ",
-          "is known when the program is compiled; got ", shape->ToString()));
+          "is known when the program is compiled; got ", shape.ToString()));
     }
-    inputs.Add(ctx->Input(i), *std::move(shape));
+    inputs.Add(ctx->Input(i), std::move(shape));
   }
   return inputs;
 }
@@ -238,22 +238,20 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
 absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const Request& request,
                               const Values& inputs,
                               absl::Span<const xla::Shape> results) {
-  const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
-  TF_RETURN_IF_ERROR(chain.status());
-  const absl::StatusOr<xla::Shape> last = ctx->builder()->GetShape((*chain)->last);
-  TF_RETURN_IF_ERROR(last.status());
+  TF_ASSIGN_OR_RETURN(const auto chain, ChainOf(ctx));
+  TF_ASSIGN_OR_RETURN(const xla::Shape last, ctx->builder()->GetShape(chain->last));
   Started started;
   started.submitter = request.submitter;
   started.token_shape = TokenShape(1);
   Values operands;
-  operands.Add((*chain)->last, *last);
+  operands.Add(chain->last, last);
   started.inputs = Flat(inputs);
   operands.Append(started.inputs);
   std::vector<xla::Shape> shapes = {started.token_shape};
   shapes.insert(shapes.end(), results.begin(), results.end());
   const std::vector<xla::XlaOp> elements =
       Call(ctx, kStartTarget, operands, shapes, Attributes(request), {});
-  started.token = (*chain)->last = elements[0];
+  started.token = chain->last = elements[0];
   for (size_t i = 0; i < results.size(); ++i) {
     started.results.Add(elements[1 + i], results[i]);
   }
@@ -293,37 +291,33 @@ absl::Status EmitCheck(XlaOpKernelContext* ctx, const FixedValue& fixed) {
   request.quantity = fixed.which.quantity;
   request.value = fixed.value;
   request.place = fixed.place;
-  const absl::StatusOr<Started> started = Start(ctx, request, {}, {});
+  TF_ASSIGN_OR_RETURN(const Started started, Start(ctx, request, {}, {}));
   // On a GPU the start itself fails.
-  if (!started.ok() || IsForGpu(ctx)) return started.status();
-  const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
-  TF_RETURN_IF_ERROR(chain.status());
-  (*chain)->last = Done(ctx, *started)[0];
+  if (IsForGpu(ctx)) return absl::OkStatus();
+  TF_ASSIGN_OR_RETURN(const auto chain, ChainOf(ctx));
+  chain->last = Done(ctx, started)[0];
   return absl::OkStatus();
 }
 
 // A number of the job as the program gets it: as a constant, with a check.
 absl::StatusOr<int32_t> Fix(XlaOpKernelContext* ctx, const JobValue& which) {
-  const absl::StatusOr<int32_t> value = ValueOf(which);
-  TF_RETURN_IF_ERROR(value.status());
-  TF_RETURN_IF_ERROR(EmitCheck(ctx, {which, *value, PlaceInJob()}));
-  return *value;
+  TF_ASSIGN_OR_RETURN(const int32_t value, ValueOf(which));
+  TF_RETURN_IF_ERROR(EmitCheck(ctx, {which, value, PlaceInJob()}));
+  return value;
 }
 
 // Emits a whole collective, whose results are the op's first outputs.
 void CompileWhole(XlaOpKernelContext* ctx, const Request& request, const Values& inputs,
                   absl::Span<const xla::Shape> results) {
-  const absl::StatusOr<Started> started = Start(ctx, request, inputs, results);
-  OP_REQUIRES_OK(ctx, started.status());
+  OP_REQUIRES_VALUE(const Started started, ctx, Start(ctx, request, inputs, results));
   int output = 0;
-  for (const xla::XlaOp result : Done(ctx, *started)) ctx->SetOutput(output++, result);
+  for (const xla::XlaOp result : Done(ctx, started)) ctx->SetOutput(output++, result);
 }
 
 // The same, with results that have the shapes of its inputs.
 void CompileUnchanged(XlaOpKernelContext* ctx, const Request& request) {
-  const absl::StatusOr<Values> inputs = InputsOf(ctx);
-  OP_REQUIRES_OK(ctx, inputs.status());
-  CompileWhole(ctx, request, *inputs, inputs->shapes);
+  OP_REQUIRES_VALUE(const Values inputs, ctx, InputsOf(ctx));
+  CompileWhole(ctx, request, inputs, inputs.shapes);
 }
 
 class AllreduceXlaKernel : public CollectiveXlaKernel {
@@ -353,12 +347,10 @@ class StartXlaKernel : public AllreduceXlaKernel {
   using AllreduceXlaKernel::AllreduceXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<Values> inputs = InputsOf(ctx);
-    OP_REQUIRES_OK(ctx, inputs.status());
-    const absl::StatusOr<Started> started =
-        Start(ctx, NewAllreduce(), *inputs, inputs->shapes);
-    OP_REQUIRES_OK(ctx, started.status());
-    ctx->SetTensorListOutput(0, xla::Tuple(ctx->builder(), Done(ctx, *started)));
+    OP_REQUIRES_VALUE(const Values inputs, ctx, InputsOf(ctx));
+    OP_REQUIRES_VALUE(const Started started, ctx,
+                      Start(ctx, NewAllreduce(), inputs, inputs.shapes));
+    ctx->SetTensorListOutput(0, xla::Tuple(ctx->builder(), Done(ctx, started)));
   }
 };
 
@@ -370,9 +362,8 @@ class DoneXlaKernel : public tensorflow::XlaOpKernel {
     int output = 0;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       const xla::XlaOp results = ctx->Input(i);
-      const absl::StatusOr<xla::Shape> shape = ctx->builder()->GetShape(results);
-      OP_REQUIRES_OK(ctx, shape.status());
-      for (int64_t j = 0; j < xla::ShapeUtil::TupleElementCount(*shape); ++j) {
+      OP_REQUIRES_VALUE(const xla::Shape shape, ctx, ctx->builder()->GetShape(results));
+      for (int64_t j = 0; j < xla::ShapeUtil::TupleElementCount(shape); ++j) {
         ctx->SetOutput(output++, xla::GetTupleElement(results, j));
       }
     }
@@ -410,18 +401,15 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
   using CollectiveXlaKernel::CollectiveXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<int32_t> fixed = Fix(ctx, {"size", process_set()});
-    OP_REQUIRES_OK(ctx, fixed.status());
-    const int64_t size = *fixed;
-    const absl::StatusOr<Values> inputs = InputsOf(ctx);
-    OP_REQUIRES_OK(ctx, inputs.status());
+    OP_REQUIRES_VALUE(const int64_t size, ctx, Fix(ctx, {"size", process_set()}));
+    OP_REQUIRES_VALUE(const Values inputs, ctx, InputsOf(ctx));
     Request request = NewRequest(KHVD_ALLGATHER);
-    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "allgather joins tensors", &request.rows));
-    std::vector<xla::Shape> gathered = inputs->shapes;
+    OP_REQUIRES_OK(ctx, ReadRows(inputs, "allgather joins tensors", &request.rows));
+    std::vector<xla::Shape> gathered = inputs.shapes;
     for (xla::Shape& shape : gathered) {
       shape.set_dimensions(0, shape.dimensions(0) * size);
     }
-    CompileWhole(ctx, request, *inputs, gathered);
+    CompileWhole(ctx, request, inputs, gathered);
     if (!ctx->status().ok()) return;
 
     // If ranks differ in it, the request fails: see xla_calls.cc.
@@ -446,20 +434,18 @@ class AlltoallXlaKernel : public CollectiveXlaKernel {
   // The received tensor has the shape of the given one. If other ranks give something
   // else, the request fails: see xla_calls.cc.
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<int32_t> size = Fix(ctx, {"size", process_set()});
-    OP_REQUIRES_OK(ctx, size.status());
-    absl::StatusOr<Values> inputs = InputsOf(ctx);
-    OP_REQUIRES_OK(ctx, inputs.status());
+    OP_REQUIRES_VALUE(const int64_t size, ctx, Fix(ctx, {"size", process_set()}));
+    OP_REQUIRES_VALUE(Values inputs, ctx, InputsOf(ctx));
     if (even_) {
-      inputs->values.pop_back();
-      inputs->shapes.pop_back();
+      inputs.values.pop_back();
+      inputs.shapes.pop_back();
     }
     Request request = NewRequest(KHVD_ALLTOALL);
-    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "alltoall splits tensors", &request.rows));
+    OP_REQUIRES_OK(ctx, ReadRows(inputs, "alltoall splits tensors", &request.rows));
     request.rows.resize(1);
     const xla::Shape received_splits =
-        xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, {*size}, {0});
-    CompileWhole(ctx, request, *inputs, {inputs->shapes[0], received_splits});
+        xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, {size}, {0});
+    CompileWhole(ctx, request, inputs, {inputs.shapes[0], received_splits});
   }
 
  private:
@@ -471,19 +457,18 @@ class ReducescatterXlaKernel : public CollectiveXlaKernel {
   using CollectiveXlaKernel::CollectiveXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<Values> inputs = InputsOf(ctx);
-    OP_REQUIRES_OK(ctx, inputs.status());
+    OP_REQUIRES_VALUE(const Values inputs, ctx, InputsOf(ctx));
     Request request = NewRequest(KHVD_REDUCESCATTER);
     OP_REQUIRES_OK(ctx,
-                   ReadRows(*inputs, "reducescatter splits tensors", &request.rows));
+                   ReadRows(inputs, "reducescatter splits tensors", &request.rows));
     for (const char* const quantity : {"size", "rank"}) {
       OP_REQUIRES_OK(ctx, Fix(ctx, {quantity, process_set()}).status());
     }
-    std::vector<xla::Shape> scattered = inputs->shapes;
+    std::vector<xla::Shape> scattered = inputs.shapes;
     for (xla::Shape& shape : scattered) {
       shape.set_dimensions(0, khvd_scattered_rows(process_set(), shape.dimensions(0)));
     }
-    CompileWhole(ctx, request, *inputs, scattered);
+    CompileWhole(ctx, request, inputs, scattered);
   }
 };
 
@@ -492,13 +477,11 @@ class BarrierXlaKernel : public CollectiveXlaKernel {
   using CollectiveXlaKernel::CollectiveXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<Started> started =
-        Start(ctx, NewRequest(KHVD_BARRIER), {}, {});
-    OP_REQUIRES_OK(ctx, started.status());
+    OP_REQUIRES_VALUE(const Started started, ctx,
+                      Start(ctx, NewRequest(KHVD_BARRIER), {}, {}));
     // A collective compiled after it, such as the next barrier, also starts after it.
-    const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
-    OP_REQUIRES_OK(ctx, chain.status());
-    (*chain)->last = Done(ctx, *started)[0];
+    OP_REQUIRES_VALUE(const auto chain, ctx, ChainOf(ctx));
+    chain->last = Done(ctx, started)[0];
   }
 };
 
@@ -514,24 +497,22 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   // starts. No done comes before the last start, because XLA would give the bucket's
   // memory to the next layers once it is ready.
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<Values> inputs = InputsOf(ctx);
-    OP_REQUIRES_OK(ctx, inputs.status());
-    const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
-    OP_REQUIRES_OK(ctx, chain.status());
+    OP_REQUIRES_VALUE(const Values inputs, ctx, InputsOf(ctx));
+    OP_REQUIRES_VALUE(const auto chain, ctx, ChainOf(ctx));
     const auto count = static_cast<int64_t>(buckets_.size());
     xla::XlaOp token =
         xla::ConcatInDim(ctx->builder(),
-                         {xla::SliceInDim((*chain)->last, 0, 1, 1, 0),
+                         {xla::SliceInDim(chain->last, 0, 1, 1, 0),
                           xla::ConstantR1<uint64_t>(ctx->builder(), count, 0)},
                          0);
     std::vector<Started> started;
     int64_t first = 0;
     for (int64_t i = 0; i < count; ++i) {
-      started.push_back(StartBucket(ctx, token, *inputs, first, i));
+      started.push_back(StartBucket(ctx, token, inputs, first, i));
       token = started.back().token;
       first += buckets_[i].size;
     }
-    (*chain)->last = token;
+    chain->last = token;
     int output = 0;
     for (Started& bucket : started) {
       bucket.token = token;
@@ -579,10 +560,9 @@ class JobValueXlaKernel : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<int32_t> value = Fix(ctx, value_);
-    OP_REQUIRES_OK(ctx, value.status());
+    OP_REQUIRES_VALUE(const int32_t value, ctx, Fix(ctx, value_));
     tensorflow::Tensor constant(tensorflow::DT_INT32, tensorflow::TensorShape({}));
-    constant.scalar<int32_t>()() = *value;
+    constant.scalar<int32_t>()() = value;
     ctx->SetConstantOutput(0, constant);
   }
 
@@ -618,17 +598,16 @@ class WholeStepXlaKernel : public tensorflow::XlaOpKernel {
   using tensorflow::XlaOpKernel::XlaOpKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<Values> inputs = InputsOf(ctx);
-    OP_REQUIRES_OK(ctx, inputs.status());
-    std::vector<xla::XlaOp> outputs = inputs->values;
+    OP_REQUIRES_VALUE(const Values inputs, ctx, InputsOf(ctx));
+    std::vector<xla::XlaOp> outputs = inputs.values;
     if (IsForGpu(ctx)) {
       outputs.push_back(xla::ConstantR0<int32_t>(ctx->builder(), 0));
     } else {
-      std::vector<xla::Shape> shapes = inputs->shapes;
+      std::vector<xla::Shape> shapes = inputs.shapes;
       shapes.push_back(xla::ShapeUtil::MakeShape(xla::S32, {}));
       Aliases aliases;
       for (int i = 0; i < ctx->num_inputs(); ++i) AddAlias(i, i, &aliases);
-      outputs = Call(ctx, kWholeStepTarget, *inputs, shapes, "", aliases);
+      outputs = Call(ctx, kWholeStepTarget, inputs, shapes, "", aliases);
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
       ctx->SetOutput(static_cast<int>(i), outputs[i]);

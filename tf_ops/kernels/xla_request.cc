@@ -1,4 +1,3 @@
-// The request of a program compiled by XLA; see xla_request.h.
 #include "tf_ops/kernels/xla_request.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "absl/types/span.h"
 #include "tf_ops/kernels/element_types.h"
 #include "tf_ops/kernels/job_value.h"
+#include "tf_ops/kernels/submit.h"
 
 namespace keras_hvd {
 namespace {
@@ -19,8 +19,7 @@ namespace ffi = xla::ffi;
 khvd_dtype EngineType(ffi::DataType dtype) {
   switch (dtype) {
 #define KERAS_HVD_TYPE(ENGINE, TENSORFLOW, XLA) \
-  case ffi::XLA:                                \
-    return KHVD_##ENGINE;
+  case ffi::XLA: return KHVD_##ENGINE;
     KERAS_HVD_ELEMENT_TYPES(KERAS_HVD_TYPE)
 #undef KERAS_HVD_TYPE
     default:  // refused by the engine
@@ -30,20 +29,9 @@ khvd_dtype EngineType(ffi::DataType dtype) {
 
 }  // namespace
 
+// XLA's codes are those of absl::Status.
 ffi::ErrorCode ErrorCode(int code) {
-  switch (code) {
-    case KHVD_INVALID_ARGUMENT:
-      return ffi::ErrorCode::kInvalidArgument;
-    case KHVD_RANK_FAILED:
-      return ffi::ErrorCode::kAborted;
-    case KHVD_MISMATCH:
-    case KHVD_NOT_INITIALIZED:
-    case KHVD_SHUT_DOWN:
-    case KHVD_FORKED:
-      return ffi::ErrorCode::kFailedPrecondition;
-    default:
-      return ffi::ErrorCode::kInternal;
-  }
+  return static_cast<ffi::ErrorCode>(EngineStatus(code, "").code());
 }
 
 absl::Status Check(const DecodedRequest& check) {

@@ -1,4 +1,3 @@
-// See allgather.h.
 #include "tf_ops/nccl/allgather.h"
 
 #include <algorithm>
@@ -17,10 +16,9 @@ bool IsEven(const AllgatherTensor& tensor) {
 }
 
 Status GatherEven(const AllgatherTensor& tensor, Communicator* communicator) {
-  const Result result = communicator->library()->all_gather(
-      tensor.input, tensor.output, tensor.rows.front() * tensor.row_bytes, Type::kUint8,
-      communicator->comm(), communicator->stream());
-  return communicator->Check(result, "ncclAllGather");
+  return communicator->Enqueue("ncclAllGather", &Functions::all_gather, tensor.input,
+                               tensor.output, tensor.rows.front() * tensor.row_bytes,
+                               Type::kUint8);
 }
 
 // NCCL has no allgather of uneven parts, so each member broadcasts its part.
@@ -29,10 +27,10 @@ Status GatherUneven(const AllgatherTensor& tensor, Communicator* communicator) {
   for (int member = 0; member < communicator->count(); ++member) {
     const int64_t bytes = tensor.rows[member] * tensor.row_bytes;
     if (bytes == 0) continue;
-    const Result result = communicator->library()->broadcast(
-        member == communicator->index() ? tensor.input : place, place, bytes,
-        Type::kUint8, member, communicator->comm(), communicator->stream());
-    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclBroadcast"));
+    const void* const input = member == communicator->index() ? tensor.input : place;
+    KHVD_RETURN_IF_ERROR(communicator->Enqueue("ncclBroadcast", &Functions::broadcast,
+                                               input, place, bytes, Type::kUint8,
+                                               member));
     place += bytes;
   }
   return Status::Ok();

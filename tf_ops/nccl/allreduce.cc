@@ -1,4 +1,3 @@
-// See allreduce.h.
 #include "tf_ops/nccl/allreduce.h"
 
 #include "tf_ops/nccl/reduction.h"
@@ -17,10 +16,9 @@ Status Allreduce(const AllreduceOptions& options, Communicator* communicator) {
   if (tensors.empty()) return Status::Ok();
   return communicator->Group([&] {
     for (const AllreduceTensor* tensor : tensors) {
-      const Result result = communicator->library()->all_reduce(
-          tensor->input, tensor->output, tensor->elements, TypeOf(tensor->dtype),
-          ops.Of(tensor->dtype), communicator->comm(), communicator->stream());
-      KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclAllReduce"));
+      KHVD_RETURN_IF_ERROR(communicator->Enqueue(
+          "ncclAllReduce", &Functions::all_reduce, tensor->input, tensor->output,
+          tensor->elements, TypeOf(tensor->dtype), ops.Of(tensor->dtype)));
     }
     return Status::Ok();
   });

@@ -1,4 +1,3 @@
-// See alltoall.h.
 #include "tf_ops/nccl/alltoall.h"
 
 #include <algorithm>
@@ -10,27 +9,15 @@ bool AnyRows(const std::vector<int64_t>& rows) {
   return std::any_of(rows.begin(), rows.end(), [](int64_t count) { return count > 0; });
 }
 
-Status Send(const AlltoallOptions& options, Communicator* communicator) {
-  const char* place = static_cast<const char*>(options.input);
-  for (int peer = 0; peer < communicator->count(); ++peer) {
-    const int64_t bytes = options.sent[peer] * options.row_bytes;
-    if (bytes == 0) continue;
-    const Result result = communicator->library()->send(
-        place, bytes, Type::kUint8, peer, communicator->comm(), communicator->stream());
-    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclSend"));
-    place += bytes;
-  }
-  return Status::Ok();
-}
-
-Status Receive(const AlltoallOptions& options, Communicator* communicator) {
-  char* place = static_cast<char*>(options.output);
-  for (int peer = 0; peer < communicator->count(); ++peer) {
-    const int64_t bytes = options.received[peer] * options.row_bytes;
-    if (bytes == 0) continue;
-    const Result result = communicator->library()->receive(
-        place, bytes, Type::kUint8, peer, communicator->comm(), communicator->stream());
-    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclRecv"));
+// Calls `move(peer, place, bytes)` for each peer with rows, which lie next to each
+// other.
+template <typename Move>
+Status ForEachPeer(const std::vector<int64_t>& rows, int64_t row_bytes,
+                   const void* data, const Move& move) {
+  char* place = static_cast<char*>(const_cast<void*>(data));
+  for (size_t peer = 0; peer < rows.size(); ++peer) {
+    const int64_t bytes = rows[peer] * row_bytes;
+    if (bytes > 0) KHVD_RETURN_IF_ERROR(move(static_cast<int>(peer), place, bytes));
     place += bytes;
   }
   return Status::Ok();
@@ -44,8 +31,17 @@ Status Alltoall(const AlltoallOptions& options, Communicator* communicator) {
   // Only within one group may all members send before they receive, and may a member
   // send to itself.
   return communicator->Group([&] {
-    Status status = Send(options, communicator);
-    return status.ok() ? Receive(options, communicator) : status;
+    KHVD_RETURN_IF_ERROR(ForEachPeer(options.sent, options.row_bytes, options.input,
+                                     [&](int peer, const void* place, int64_t bytes) {
+                                       return communicator->Enqueue(
+                                           "ncclSend", &Functions::send, place, bytes,
+                                           Type::kUint8, peer);
+                                     }));
+    return ForEachPeer(options.received, options.row_bytes, options.output,
+                       [&](int peer, void* place, int64_t bytes) {
+                         return communicator->Enqueue("ncclRecv", &Functions::receive,
+                                                      place, bytes, Type::kUint8, peer);
+                       });
   });
 }
 

@@ -1,4 +1,3 @@
-// See broadcast.h.
 #include "tf_ops/nccl/broadcast.h"
 
 namespace keras_hvd::nccl {
@@ -7,10 +6,10 @@ Status Broadcast(const BroadcastOptions& options, Communicator* communicator) {
   if (options.bytes == 0) return Status::Ok();
   const bool is_root = options.root == communicator->index();
   return communicator->Group([&] {
-    const Result result = communicator->library()->broadcast(
-        is_root ? options.input : options.output, options.output, options.bytes,
-        Type::kUint8, options.root, communicator->comm(), communicator->stream());
-    return communicator->Check(result, "ncclBroadcast");
+    return communicator->Enqueue("ncclBroadcast", &Functions::broadcast,
+                                 is_root ? options.input : options.output,
+                                 options.output, options.bytes, Type::kUint8,
+                                 options.root);
   });
 }
 

@@ -1,4 +1,3 @@
-// See call_watch.h.
 #include "tf_ops/nccl/call_watch.h"
 
 #include "tf_ops/transport/threads.h"

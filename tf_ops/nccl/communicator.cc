@@ -1,4 +1,3 @@
-// See communicator.h.
 #include "tf_ops/nccl/communicator.h"
 
 #include <mutex>

@@ -53,6 +53,13 @@ class Communicator {
     return library_->Check(result, name, comm_);
   }
 
+  // Within a Group: calls one of NCCL's functions, called `name`.
+  template <typename Function, typename... Arguments>
+  Status Enqueue(const char* name, Function Functions::* function,
+                 Arguments... arguments) const {
+    const Functions* const functions = library_->operator->();
+    return Check((functions->*function)(arguments..., comm_, stream_), name);
+  }
   // Whether it can do more than Abort.
   bool usable() const { return comm_ != nullptr && !failed_; }
 

@@ -1,4 +1,3 @@
-// See library.h.
 #include "tf_ops/nccl/library.h"
 
 #include "tf_ops/transport/dynamic_library.h"

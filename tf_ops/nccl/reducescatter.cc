@@ -1,4 +1,3 @@
-// See reducescatter.h.
 #include "tf_ops/nccl/reducescatter.h"
 
 #include "tf_ops/collectives/parts.h"
@@ -9,11 +8,10 @@ namespace {
 
 Status ReduceEven(const ReducescatterTensor& tensor, Op op,
                   Communicator* communicator) {
-  const Result result = communicator->library()->reduce_scatter(
-      tensor.input, tensor.output,
+  return communicator->Enqueue(
+      "ncclReduceScatter", &Functions::reduce_scatter, tensor.input, tensor.output,
       tensor.rows / communicator->count() * tensor.row_elements, TypeOf(tensor.dtype),
-      op, communicator->comm(), communicator->stream());
-  return communicator->Check(result, "ncclReduceScatter");
+      op);
 }
 
 // NCCL has no reducescatter of uneven parts, so each part is reduced to its member.
@@ -25,11 +23,10 @@ Status ReduceUneven(const ReducescatterTensor& tensor, Op op,
     const int64_t start = PartStart(tensor.rows, member, members);
     const int64_t rows = PartStart(tensor.rows, member + 1, members) - start;
     if (rows == 0) continue;
-    const Result result = communicator->library()->reduce(
+    KHVD_RETURN_IF_ERROR(communicator->Enqueue(
+        "ncclReduce", &Functions::reduce,
         static_cast<const char*>(tensor.input) + start * row_bytes, tensor.output,
-        rows * tensor.row_elements, TypeOf(tensor.dtype), op, member,
-        communicator->comm(), communicator->stream());
-    KHVD_RETURN_IF_ERROR(communicator->Check(result, "ncclReduce"));
+        rows * tensor.row_elements, TypeOf(tensor.dtype), op, member));
   }
   return Status::Ok();
 }

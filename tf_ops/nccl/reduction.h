@@ -3,6 +3,7 @@
 
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "tf_ops/collectives/dtype.h"
 #include "tf_ops/collectives/reduce.h"
@@ -27,36 +28,24 @@ struct Capabilities {
 bool CanReduce(const Reduction& reduction, DataType dtype, int count,
                const Capabilities& capabilities);
 
-// An op for one call within a group of the communicator. It lives until the group has
-// been enqueued.
-class ScopedOp {
- public:
-  ScopedOp() = default;
-  static Status Make(const Reduction& reduction, DataType dtype,
-                     Communicator* communicator, ScopedOp* op);
-  ~ScopedOp();
-  ScopedOp(ScopedOp&& other) noexcept;
-  ScopedOp& operator=(ScopedOp&& other) noexcept;
-
-  Op op() const { return op_; }
-
- private:
-  Communicator* communicator_ = nullptr;  // null: the op was not made
-  Op op_ = kSum;
-};
-
-// The ops for all types in a group.
+// The ops for all types in one group of calls. They live until it has been enqueued.
 class ScopedOps {
  public:
   explicit ScopedOps(const Reduction& reduction) : reduction_(reduction) {}
+  ~ScopedOps();
+  ScopedOps(const ScopedOps&) = delete;
+  ScopedOps& operator=(const ScopedOps&) = delete;
+
   // Call it before the group: NCCL makes no op while another call is in progress.
   Status Add(DataType dtype, Communicator* communicator);
   // The op for a type that was added.
-  Op Of(DataType dtype) const { return ops_[static_cast<int>(dtype)]->op(); }
+  Op Of(DataType dtype) const { return *ops_[static_cast<int>(dtype)]; }
 
  private:
   const Reduction reduction_;
-  std::array<std::optional<ScopedOp>, kReducedDataTypes> ops_;
+  std::array<std::optional<Op>, kReducedDataTypes> ops_;
+  Communicator* communicator_ = nullptr;  // of those made
+  std::vector<Op> made_;
 };
 
 }  // namespace keras_hvd::nccl

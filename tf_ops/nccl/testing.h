@@ -202,17 +202,10 @@ inline double Reduced(const Reduction& reduction,
   for (size_t rank = 1; rank < tensors.size(); ++rank) {
     const double next = tensors[rank][i] * reduction.prescale;
     switch (reduction.op) {
-      case ReduceOp::kMin:
-        result = std::min(result, next);
-        break;
-      case ReduceOp::kMax:
-        result = std::max(result, next);
-        break;
-      case ReduceOp::kProduct:
-        result *= next;
-        break;
-      default:
-        result += next;
+      case ReduceOp::kMin: result = std::min(result, next); break;
+      case ReduceOp::kMax: result = std::max(result, next); break;
+      case ReduceOp::kProduct: result *= next; break;
+      default: result += next;
     }
   }
   if (reduction.op == ReduceOp::kAverage) result /= tensors.size();

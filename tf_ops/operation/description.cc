@@ -1,4 +1,3 @@
-// See description.h.
 #include "tf_ops/operation/description.h"
 
 #include <algorithm>
@@ -148,10 +147,18 @@ std::string Title(const Description& description) {
   return Title(description.kind, description.name);
 }
 
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+std::string WhoGaveWhat(const std::vector<std::pair<int, std::string>>& given) {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  for (const auto& [rank, what] : given) {
+    auto same = std::find_if(groups.begin(), groups.end(), [&what = what](auto& group) {
+      return group.first == what;
+    });
+    if (same == groups.end()) same = groups.insert(groups.end(), {what, {}});
+    same->second.push_back(rank);
+  }
+  std::string text;
+  for (const auto& [what, ranks] : groups) {
+    text += (text.empty() ? "" : "; ") + RankList(ranks) + ": " + what;
   }
   return text;
 }

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/collectives/dtype.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/operation/kind.h"
+#include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
 
@@ -67,7 +69,7 @@ std::string Details(const Description& description);
 // description differs: ", number 1 is 'dense/kernel' of float32[3,4]"; or "".
 std::string FirstDifference(const Description& description, const Description& other);
 
-// "rank 0"; "ranks 0, 2".
-std::string RankList(const std::vector<int>& ranks);
+// "ranks 0, 2: this; rank 1: that".
+std::string WhoGaveWhat(const std::vector<std::pair<int, std::string>>& given);
 
 }  // namespace keras_hvd

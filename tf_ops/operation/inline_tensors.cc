@@ -1,4 +1,3 @@
-// See inline_tensors.h.
 #include "tf_ops/operation/inline_tensors.h"
 
 #include <algorithm>

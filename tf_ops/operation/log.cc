@@ -1,4 +1,3 @@
-// See log.h.
 #include "tf_ops/operation/log.h"
 
 #include <sys/time.h>
@@ -15,18 +14,12 @@ std::atomic<bool> g_timestamps{false};
 
 const char* Name(LogLevel level) {
   switch (level) {
-    case LogLevel::kTrace:
-      return "trace";
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kError:
-      return "error";
-    case LogLevel::kFatal:
-      break;
+    case LogLevel::kTrace: return "trace";
+    case LogLevel::kDebug: return "debug";
+    case LogLevel::kInfo: return "info";
+    case LogLevel::kWarning: return "warning";
+    case LogLevel::kError: return "error";
+    case LogLevel::kFatal: break;
   }
   return "fatal";
 }

@@ -1,4 +1,3 @@
-// See operation.h.
 #include "tf_ops/operation/operation.h"
 
 #include <numeric>

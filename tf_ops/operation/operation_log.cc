@@ -1,8 +1,6 @@
-// See operation_log.h.
 #include "tf_ops/operation/operation_log.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 
@@ -11,13 +9,6 @@ namespace {
 
 // Operations to show per rank: enough to see where ranks diverged.
 constexpr uint64_t kShown = 3;
-
-// All processes of a host share the monotonic clock.
-uint64_t NowNanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
-}
 
 std::string OperationText(const OperationRecord& record) {
   static constexpr const char* kPhases[] = {"waiting for peers", "running", "done",

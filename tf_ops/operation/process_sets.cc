@@ -1,4 +1,3 @@
-// See process_sets.h.
 #include "tf_ops/operation/process_sets.h"
 
 #include <algorithm>
@@ -6,13 +5,6 @@
 #include <utility>
 
 namespace keras_hvd {
-namespace {
-
-bool Contains(const std::vector<int>& members, int rank) {
-  return std::binary_search(members.begin(), members.end(), rank);
-}
-
-}  // namespace
 
 ProcessSets::ProcessSets(int rank, int size, int32_t last_earlier)
     : rank_(rank), last_earlier_(last_earlier) {
@@ -49,9 +41,8 @@ Status ProcessSets::Find(int32_t id, std::vector<int>* members) const {
 }
 
 bool ProcessSets::HasOneWithoutThisRank() const {
-  return std::any_of(sets_.begin(), sets_.end(), [this](const auto& set) {
-    return !std::binary_search(set.second.begin(), set.second.end(), rank_);
-  });
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [this](const auto& set) { return !Contains(set.second, rank_); });
 }
 
 Status ProcessSets::Check(const Description& description) const {

@@ -1,4 +1,3 @@
-// See recording.h.
 #include "tf_ops/timeline/recording.h"
 
 #include <algorithm>
@@ -86,10 +85,8 @@ void Recording::Add(const TimelineRecord& record) {
       batches_[record.batch].runs_here = record.number != 0;
       newest_ = std::max(newest_, record.times[0]);
       return;
-    case TimelineRecord::Type::kArrivals:
-      return AddArrivals(record);
-    case TimelineRecord::Type::kRequest:
-      return AddRequest(record);
+    case TimelineRecord::Type::kArrivals: return AddArrivals(record);
+    case TimelineRecord::Type::kRequest: return AddRequest(record);
     case TimelineRecord::Type::kBegin:
       // Batches run in the order of their numbers, so the end of an earlier one was
       // lost.
@@ -102,18 +99,15 @@ void Recording::Add(const TimelineRecord& record) {
       if (!Moves(record.number)) return;
       moving_.Add(record.times[0], record.times[1]);
       return busy_.Add(record.times[0], record.times[1]);
-    case TimelineRecord::Type::kEnd:
-      return End(record);
-    case TimelineRecord::Type::kMissing:
-      return AddMissing(record);
+    case TimelineRecord::Type::kEnd: return End(record);
+    case TimelineRecord::Type::kMissing: return AddMissing(record);
     case TimelineRecord::Type::kGpuPhase:
       newest_ = std::max(newest_, record.times[1]);
       if (record.number == static_cast<int32_t>(GpuPhase::kWaitForInputs)) return;
       moving_.Add(record.times[0], record.times[1]);
       return busy_.Add(record.times[0], record.times[1]);
     case TimelineRecord::Type::kBatchElsewhere:
-    case TimelineRecord::Type::kCycle:
-      return;
+    case TimelineRecord::Type::kCycle: return;
   }
 }
 

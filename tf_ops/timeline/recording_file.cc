@@ -1,4 +1,3 @@
-// See recording_file.h.
 #include "tf_ops/timeline/recording_file.h"
 
 #include <errno.h>

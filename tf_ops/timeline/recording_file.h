@@ -31,7 +31,7 @@ class RecordingFile {
   struct Header {
     std::atomic<int64_t> magic;  // set once all constant fields are there
     int32_t size, columns, ranks_in_column, stretches, tensor_room, event_room;
-    int64_t started;  // of TimelineNow
+    int64_t started;  // of NowNanoseconds
     double begin;     // the same in seconds since the epoch
     // The fields from here on change.
     std::atomic<int64_t> recorded;  // how long

@@ -1,4 +1,3 @@
-// See timeline.h.
 #include "tf_ops/timeline/timeline.h"
 
 #include <sys/resource.h>
@@ -61,7 +60,8 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
   {
     std::lock_guard<std::mutex> written(written_);
     file_ = std::move(file);
-    writer_ = std::make_unique<TimelineWriter>(file_.get(), job_.get(), TimelineNow());
+    writer_ =
+        std::make_unique<TimelineWriter>(file_.get(), job_.get(), NowNanoseconds());
     noted_requests_ = skipped_requests_.load();
     noted_phases_ = skipped_phases_.load();
     said_failure_ = false;
@@ -98,7 +98,7 @@ Status Timeline::StartRecording(const std::string& path) {
     return Status::InvalidArgument("this job has a recording already, and only one");
   }
   auto file = std::make_unique<RecordingFile>();
-  const int64_t now = TimelineNow();
+  const int64_t now = NowNanoseconds();
   KHVD_RETURN_IF_ERROR(file->Open(path, job_->size(), now));
   {
     std::lock_guard<std::mutex> written(written_);
@@ -129,7 +129,7 @@ void Timeline::CloseRecording() {
 Status Timeline::Begin() {
   if (on()) return Status::Ok();
   if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
-  started_.store(TimelineNow());
+  started_.store(NowNanoseconds());
   written_session_ = ++sessions_;
   stop_ = false;
   session_.store(sessions_, std::memory_order_release);
@@ -185,7 +185,7 @@ bool Timeline::HasRoom(size_t records) {
   paused_ =
       ring_->room() < (was_paused ? std::max(needed, ring_->capacity() / 2) : needed);
   if (paused_ == was_paused) return !paused_;
-  if (was_paused) recorded_from_ = TimelineNow();
+  if (was_paused) recorded_from_ = NowNanoseconds();
   job_->set_timeline_paused(paused_);
   return !paused_;
 }
@@ -222,7 +222,7 @@ void Timeline::AddDecision(uint64_t batch, const Decision& decision, bool runs_h
   }
   TimelineRecord& record = Add(TimelineRecord::Type::kDecision, batch);
   record.number = runs_here ? 1 : 0;
-  record.times[0] = TimelineNow();
+  record.times[0] = NowNanoseconds();
   for (const Decision::Request& request : requests) AddRequest(batch, request);
   ring_->Publish();
   if (runs_here) to_begin_.push_back(batch);
@@ -244,7 +244,7 @@ void Timeline::AddRequest(uint64_t batch, const Decision::Request& request) {
 
 void Timeline::AddCycle() {
   if (!on() || !mark_cycles_.load(std::memory_order_relaxed) || !HasRoom(1)) return;
-  Add(TimelineRecord::Type::kCycle, 0).times[0] = TimelineNow();
+  Add(TimelineRecord::Type::kCycle, 0).times[0] = NowNanoseconds();
   ring_->Publish();
 }
 
@@ -273,19 +273,16 @@ void Timeline::AddStalls(const std::vector<Stall>& stalls, double now) {
 void Timeline::AddBatchElsewhere(const BatchElsewhere& batch) {
   const bool is_kind = batch.kind >= 0 && batch.kind < kKinds;
   if (!on() || !is_kind || !HasRoom(1)) return;
-  const auto nanoseconds = [](Clock::time_point time) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch())
-        .count();
-  };
-  if (nanoseconds(batch.begin) < recorded_from_) return;
+  const int64_t begin = Nanoseconds(batch.begin.time_since_epoch());
+  if (begin < recorded_from_) return;
   const auto description = std::make_shared<Description>();
   description->kind = static_cast<Kind>(batch.kind);
   description->name = batch.name;
   TimelineRecord& record = Add(TimelineRecord::Type::kBatchElsewhere, 0);
   record.number = batch.rank;
   record.ranks[0] = batch.requests;
-  record.times[0] = nanoseconds(batch.begin);
-  record.times[1] = nanoseconds(batch.end);
+  record.times[0] = begin;
+  record.times[1] = Nanoseconds(batch.end.time_since_epoch());
   record.description = description;
   ring_->Publish();
 }
@@ -301,7 +298,7 @@ PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {
     return nullptr;
   }
   running_ = batch;
-  running_since_ = TimelineNow();
+  running_since_ = NowNanoseconds();
   phase_ = CollectivePhase::kNone;
   phase_begin_ = 0;
   phase_end_ = INT64_MAX;
@@ -311,7 +308,7 @@ PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {
 }
 
 void Timeline::Enter(CollectivePhase phase, int64_t begin, int64_t end) {
-  const int64_t now = TimelineNow();
+  const int64_t now = NowNanoseconds();
   EndPhase(now);
   phase_ = phase;
   // After the beginning of the batch, so that viewers show the nesting.
@@ -337,7 +334,7 @@ void Timeline::EndPhase(int64_t now) {
 }
 
 void Timeline::EndBatch(bool ok) {
-  const int64_t now = std::max(TimelineNow(), running_since_ + 1);
+  const int64_t now = std::max(NowNanoseconds(), running_since_ + 1);
   EndPhase(now);
   phase_ = CollectivePhase::kNone;
   TimelineRecord& record = Add(TimelineRecord::Type::kEnd, running_);
@@ -414,7 +411,7 @@ void Timeline::Pass(const TimelineRecord& record) {
 
 void Timeline::Flush() {
   if (recording_ != nullptr) {
-    const int64_t now = TimelineNow();
+    const int64_t now = NowNanoseconds();
     const bool has_all = ring_->Front() == nullptr;
     recording_->Flush(now, has_all, skipped_requests_.load() - skipped_before_);
   }
@@ -429,7 +426,7 @@ void Timeline::AddSkipped() {
   const int64_t requests = skipped_requests_.load();
   const int64_t phases = skipped_phases_.load();
   if (requests == noted_requests_ && phases == noted_phases_) return;
-  writer_->AddSkipped(TimelineNow(), requests - noted_requests_,
+  writer_->AddSkipped(NowNanoseconds(), requests - noted_requests_,
                       phases - noted_phases_);
   noted_requests_ = requests;
   noted_phases_ = phases;

@@ -1,4 +1,3 @@
-// See timeline_file.h.
 #include "tf_ops/timeline/timeline_file.h"
 
 #include <errno.h>

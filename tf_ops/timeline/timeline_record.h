@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -12,13 +11,6 @@
 #include "tf_ops/transport/doorbell.h"
 
 namespace keras_hvd {
-
-// Nanoseconds of the clock that all processes of a host share.
-inline int64_t TimelineNow() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
-}
 
 // The phases of a batch of GPU tensors on the GPU. Collectives that NCCL lacks go
 // through host memory, and a rank alone copies.
@@ -32,7 +24,7 @@ enum class GpuPhase : int32_t {
 };
 inline constexpr int kGpuPhases = 6;
 
-// Times are from TimelineNow.
+// Times are from NowNanoseconds.
 struct TimelineRecord {
   enum class Type : int32_t {
     kDecision,  // a batch was decided; `number` 1: this rank runs it, 0: only others do

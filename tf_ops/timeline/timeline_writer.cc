@@ -1,4 +1,3 @@
-// See timeline_writer.h.
 #include "tf_ops/timeline/timeline_writer.h"
 
 #include <algorithm>
@@ -114,22 +113,14 @@ void TimelineWriter::Add(const TimelineRecord& record) {
       batches_[record.batch].decided = record.times[0];
       batches_[record.batch].runs_here = record.number != 0;
       return;
-    case TimelineRecord::Type::kArrivals:
-      return AddArrivals(record);
-    case TimelineRecord::Type::kRequest:
-      return WriteNegotiation(record);
-    case TimelineRecord::Type::kBegin:
-      return WriteQueue(record);
-    case TimelineRecord::Type::kPhase:
-      return WritePhase(record);
-    case TimelineRecord::Type::kEnd:
-      return WriteCollective(record);
-    case TimelineRecord::Type::kMissing:
-      return WriteMissing(record);
-    case TimelineRecord::Type::kGpuPhase:
-      return WriteGpuPhase(record);
-    case TimelineRecord::Type::kBatchElsewhere:
-      return WriteBatchElsewhere(record);
+    case TimelineRecord::Type::kArrivals: return AddArrivals(record);
+    case TimelineRecord::Type::kRequest: return WriteNegotiation(record);
+    case TimelineRecord::Type::kBegin: return WriteQueue(record);
+    case TimelineRecord::Type::kPhase: return WritePhase(record);
+    case TimelineRecord::Type::kEnd: return WriteCollective(record);
+    case TimelineRecord::Type::kMissing: return WriteMissing(record);
+    case TimelineRecord::Type::kGpuPhase: return WriteGpuPhase(record);
+    case TimelineRecord::Type::kBatchElsewhere: return WriteBatchElsewhere(record);
     case TimelineRecord::Type::kCycle:
       BeginLine("CYCLE_START", "i");
       AddTime("ts", record.times[0] - start_);

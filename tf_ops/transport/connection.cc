@@ -1,4 +1,3 @@
-// See connection.h.
 #include "tf_ops/transport/connection.h"
 
 #include <errno.h>
@@ -45,11 +44,7 @@ int64_t Connection::Send(const iovec* pieces, int count) {
   FaultPoint();
   if (tls_ != nullptr) return MovedOverTls(tls_->Write(pieces, count));
   const msghdr message = MessageOf(pieces, count);
-  ssize_t bytes;
-  do {
-    bytes = sendmsg(socket_, &message, MSG_NOSIGNAL);
-  } while (bytes < 0 && errno == EINTR);
-  return MovedInTheClear(bytes);
+  return MovedInTheClear(TEMP_FAILURE_RETRY(sendmsg(socket_, &message, MSG_NOSIGNAL)));
 }
 
 int64_t Connection::Receive(const iovec* pieces, int count) {
@@ -62,11 +57,7 @@ int64_t Connection::Receive(const iovec* pieces, int count) {
 
 int64_t Connection::ReceiveInTheClear(const iovec* pieces, int count) {
   msghdr message = MessageOf(pieces, count);
-  ssize_t bytes;
-  do {
-    bytes = recvmsg(socket_, &message, 0);
-  } while (bytes < 0 && errno == EINTR);
-  return MovedInTheClear(bytes);
+  return MovedInTheClear(TEMP_FAILURE_RETRY(recvmsg(socket_, &message, 0)));
 }
 
 void Connection::EndSending() {

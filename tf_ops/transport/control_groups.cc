@@ -1,4 +1,3 @@
-// See control_groups.h.
 #include "tf_ops/transport/control_groups.h"
 
 #include <fstream>

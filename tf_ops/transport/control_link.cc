@@ -1,4 +1,3 @@
-// See control_link.h.
 #include "tf_ops/transport/control_link.h"
 
 #include <errno.h>
@@ -61,9 +60,10 @@ void ControlLink::Queue(FrameType type, std::string_view bytes) {
                  " bytes was to be sent");
   }
   if (!why_closed_.empty()) return;
-  const std::chrono::nanoseconds now = Clock::now().time_since_epoch();
-  const Header header = {
-      static_cast<uint32_t>(bytes.size()), static_cast<uint8_t>(type), {}, now.count()};
+  const Header header = {static_cast<uint32_t>(bytes.size()),
+                         static_cast<uint8_t>(type),
+                         {},
+                         NowNanoseconds()};
   unsent_.append(reinterpret_cast<const char*>(&header), sizeof(header));
   unsent_.append(bytes);
 }

@@ -1,4 +1,3 @@
-// See cores.h.
 #include "tf_ops/transport/cores.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See doorbell.h.
 #include "tf_ops/transport/doorbell.h"
 
 #include <errno.h>

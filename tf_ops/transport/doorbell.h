@@ -15,6 +15,15 @@ namespace keras_hvd {
 
 using Clock = std::chrono::steady_clock;
 
+inline int64_t Nanoseconds(Clock::duration time) {
+  return std::chrono::nanoseconds(time).count();
+}
+// By the clock that all processes of a host share.
+inline int64_t NowNanoseconds() { return Nanoseconds(Clock::now().time_since_epoch()); }
+inline double Seconds(Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
 class alignas(64) Doorbell {
  public:
   // The subjects of rings. A sleeper listens to a sum of these.

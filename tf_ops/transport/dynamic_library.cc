@@ -1,4 +1,3 @@
-// See dynamic_library.h.
 #include "tf_ops/transport/dynamic_library.h"
 
 #include <dlfcn.h>

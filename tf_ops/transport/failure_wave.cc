@@ -1,4 +1,3 @@
-// See failure_wave.h.
 #include "tf_ops/transport/failure_wave.h"
 
 #include <algorithm>
@@ -33,12 +32,6 @@ struct Account {
   uint64_t written;
   Record records[kRecords];
 };
-
-uint64_t NowNanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
-}
 
 Account AccountOf(int rank, const OperationHistory& history) {
   Account account = {};
@@ -127,17 +120,15 @@ void FailureWave::SetVoice(Contact* contact, ControlLink* voice) {
   contact->has_accounts = false;
 }
 
-void FailureWave::CheckContact(Contact* contact, Clock::time_point now) {
+void FailureWave::CheckContact(int host, Clock::time_point now) {
+  Contact* const contact = Find(host);
   if (contact->voice != nullptr && !contact->voice->why_closed().empty()) {
     SetVoice(contact, nullptr);
     contact->silent_since = now;
   }
   if (contact->voice != nullptr || contact->is_lost) return;
-  const bool has_others =
-      std::any_of(contact->links.begin(), contact->links.end(),
-                  [](const ControlLink* link) { return link->why_closed().empty(); });
   const Clock::time_point since = std::max(contact->silent_since, known_since_);
-  contact->is_lost = !has_others || now >= since + kSuccession;
+  contact->is_lost = !HasOthers(host) || now >= since + kSuccession;
 }
 
 // The host above, or the one to turn to instead; -1: none is left.
@@ -280,7 +271,7 @@ void FailureWave::Continue(Clock::time_point now) {
   if (all_know && !speaks_ && job_.header().speaker.load() != 0) return;
   speaks_ = TakeVoice(now);
   if (!speaks_) return;
-  for (auto& [host, contact] : contacts_) CheckContact(&contact, now);
+  for (auto& [host, contact] : contacts_) CheckContact(host, now);
   // Even if all are said to know: the messages of one host to another may take
   // different ways.
   TellOfFailure(now);

@@ -79,7 +79,7 @@ class FailureWave {
   Contact* ContactOf(const ControlLink* link);
   bool TakeVoice(Clock::time_point now);
   void SetVoice(Contact* contact, ControlLink* voice);
-  void CheckContact(Contact* contact, Clock::time_point now);
+  void CheckContact(int host, Clock::time_point now);
   void TellOfFailure(Clock::time_point now);
   int Above();
   bool IsPassedOver(const Contact& contact) const;

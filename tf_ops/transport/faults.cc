@@ -1,4 +1,3 @@
-// See faults.h.
 #include "tf_ops/transport/faults.h"
 
 #ifdef KERAS_HVD_FAULTS

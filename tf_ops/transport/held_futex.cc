@@ -1,4 +1,3 @@
-// See held_futex.h.
 #include "tf_ops/transport/held_futex.h"
 
 #include <stddef.h>

@@ -1,4 +1,3 @@
-// See hosts_channels.h.
 #include "tf_ops/transport/hosts_channels.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// See hosts_job_state.h.
 #include "tf_ops/transport/hosts_job_state.h"
 
 #include <algorithm>
@@ -233,15 +232,12 @@ void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
 
 void HostsJobState::TellOfBatch(BatchElsewhere batch) {
   if (!topology().is_leader() || !WantsTimes()) return;
-  const auto nanoseconds = [](Clock::duration duration) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
-  };
   const BatchAccount account = {rank(),
                                 batch.kind,
                                 batch.requests,
                                 0,
-                                nanoseconds(Clock::now() - batch.end),
-                                nanoseconds(batch.end - batch.begin)};
+                                Nanoseconds(Clock::now() - batch.end),
+                                Nanoseconds(batch.end - batch.begin)};
   QueueAbove(FrameType::kBatch, AsBytes(account) + batch.name.substr(0, kLongestName));
 }
 
@@ -257,7 +253,7 @@ void HostsJobState::TakeBatch(Neighbor* from, std::string_view bytes) {
   const std::chrono::nanoseconds age(account.age_ns), duration(account.duration_ns);
   const Clock::time_point end = from->link->sent_at() - age;
   if (!is_coordinator()) {
-    account.age_ns = std::chrono::nanoseconds(Clock::now() - end).count();
+    account.age_ns = Nanoseconds(Clock::now() - end);
     return QueueAbove(FrameType::kBatch, AsBytes(account) + std::string(bytes));
   }
   if (batches_.size() >= kMostBatches) return;
@@ -423,20 +419,13 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
       return;
     case FrameType::kFailure:
     case FrameType::kKnown:
-    case FrameType::kAllKnow:
-      return wave_.Take(from->link.get(), type, bytes);
-    case FrameType::kQuestion:
-      return GiveSign(from);
-    case FrameType::kSign:
-      return TakeSign(from, bytes);
-    case FrameType::kSettings:
-      return TakeSettings(from, bytes);
-    case FrameType::kDeparture:
-      return TakeDeparture(from, bytes);
-    case FrameType::kBatch:
-      return TakeBatch(from, bytes);
-    case FrameType::kCarriedOut:
-      return TakeCarriedOut(from, bytes);
+    case FrameType::kAllKnow: return wave_.Take(from->link.get(), type, bytes);
+    case FrameType::kQuestion: return GiveSign(from);
+    case FrameType::kSign: return TakeSign(from, bytes);
+    case FrameType::kSettings: return TakeSettings(from, bytes);
+    case FrameType::kDeparture: return TakeDeparture(from, bytes);
+    case FrameType::kBatch: return TakeBatch(from, bytes);
+    case FrameType::kCarriedOut: return TakeCarriedOut(from, bytes);
   }
 }
 

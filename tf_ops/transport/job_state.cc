@@ -1,4 +1,3 @@
-// See job_state.h.
 #include "tf_ops/transport/job_state.h"
 
 #include <linux/futex.h>

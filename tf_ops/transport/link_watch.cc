@@ -1,4 +1,3 @@
-// See link_watch.h.
 #include "tf_ops/transport/link_watch.h"
 
 #include <errno.h>

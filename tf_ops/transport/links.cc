@@ -1,4 +1,3 @@
-// See links.h.
 #include "tf_ops/transport/links.h"
 
 #include <memory>

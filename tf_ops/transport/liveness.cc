@@ -1,7 +1,5 @@
-// See liveness.h.
 #include "tf_ops/transport/liveness.h"
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
@@ -14,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 
 #include "tf_ops/transport/held_futex.h"
@@ -107,10 +104,8 @@ char ProcessState(int pid) {
 std::string ObstacleOf(char process_state) {
   switch (process_state) {
     case 'T':
-    case 't':
-      return "; its process is stopped (kill -CONT)";
-    case 'D':
-      return "; its process waits for the disk or the network";
+    case 't': return "; its process is stopped (kill -CONT)";
+    case 'D': return "; its process waits for the disk or the network";
   }
   return "";
 }

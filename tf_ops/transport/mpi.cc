@@ -1,4 +1,3 @@
-// See mpi.h.
 #include "tf_ops/transport/mpi.h"
 
 #include <mutex>

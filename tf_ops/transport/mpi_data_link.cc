@@ -1,4 +1,3 @@
-// See mpi_data_link.h.
 #include "tf_ops/transport/mpi_data_link.h"
 
 #include <algorithm>
@@ -6,12 +5,9 @@
 #include <utility>
 
 namespace keras_hvd {
-namespace {
 
 // How many messages are on their way in one direction: enough to keep a network busy.
 constexpr size_t kMostMessages = 8;
-
-}  // namespace
 
 MpiDataLink::MpiDataLink(std::shared_ptr<Mpi> mpi, int peer)
     : DataLink(kHostTimeout), mpi_(std::move(mpi)), peer_(peer) {}

@@ -1,4 +1,3 @@
-// See openssl.h.
 #include "tf_ops/transport/openssl.h"
 
 #include "tf_ops/transport/dynamic_library.h"

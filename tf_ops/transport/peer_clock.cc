@@ -1,4 +1,3 @@
-// See peer_clock.h.
 #include "tf_ops/transport/peer_clock.h"
 
 #include <algorithm>

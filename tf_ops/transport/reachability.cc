@@ -1,4 +1,3 @@
-// See reachability.h.
 #include "tf_ops/transport/reachability.h"
 
 #include <errno.h>
@@ -9,12 +8,9 @@
 #include <algorithm>
 
 namespace keras_hvd {
-namespace {
 
 // The kernel takes no longer intervals.
 constexpr std::chrono::seconds kMostAsked(32767);
-
-}  // namespace
 
 void Reachability::KeepAsking() {
   if (asks_kernel_) return;

@@ -1,4 +1,3 @@
-// See rendezvous.h.
 #include "tf_ops/transport/rendezvous.h"
 
 #include <errno.h>
@@ -13,6 +12,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tf_ops/transport/topology.h"
 #include "tf_ops/transport/version.h"
 
 namespace keras_hvd {
@@ -46,14 +46,6 @@ Status SystemError(const std::string& what) {
   return Status::Internal(what + ": " + strerror(errno));
 }
 
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 void CopyText(const std::string& text, char* to, size_t bytes) {
   const size_t length = std::min(text.size(), bytes - 1);
   memcpy(to, text.data(), length);
@@ -81,10 +73,7 @@ enum class Awaited { kInput, kCancel, kDeadline, kError };
 // Waits for either descriptor; -1 stands for none.
 Awaited AwaitInput(int descriptor, int cancel_fd, Clock::time_point deadline) {
   pollfd waiting[] = {{descriptor, POLLIN, 0}, {cancel_fd, POLLIN, 0}};
-  int events;
-  do {
-    events = poll(waiting, 2, MillisecondsUntil(deadline));
-  } while (events < 0 && errno == EINTR);
+  const int events = TEMP_FAILURE_RETRY(poll(waiting, 2, MillisecondsUntil(deadline)));
   if (events < 0) return Awaited::kError;
   if (events == 0) return Awaited::kDeadline;
   // A peer's input may say more about why the job does not start.
@@ -199,6 +188,10 @@ std::vector<int> Rendezvous::MissingRanks() const {
   return missing;
 }
 
+Status Rendezvous::Ended(int rank) const {
+  return Status::RankFailed(Name(rank) + " ended while the job started");
+}
+
 int Rendezvous::NameOf(int rank) const {
   return options_.names.empty() ? rank : options_.names[rank];
 }
@@ -223,9 +216,7 @@ Status Rendezvous::AcceptAll() {
     }
     for (int rank = 1; rank < options_.size; ++rank) {
       // A rank sends nothing between its greeting and our answer, so it has ended.
-      if (connections_[rank] >= 0 && waiting[rank + 1].revents != 0) {
-        return Status::RankFailed(Name(rank) + " ended while the job started");
-      }
+      if (connections_[rank] >= 0 && waiting[rank + 1].revents != 0) return Ended(rank);
     }
     if (waiting.back().revents != 0) {
       return Cancelled(RankList(missing) + " had called init");
@@ -283,13 +274,13 @@ Status Rendezvous::Greet(int connection) {
 Status Rendezvous::ShareSegment(std::shared_ptr<Segment>* segment) {
   KHVD_RETURN_IF_ERROR(
       Segment::CreateShared(options_.size, options_.exchange_bytes, segment));
-  Answer answer = {};
-  answer.ok = 1;
-  answer.exchange_bytes = (*segment)->exchange_bytes();
+  return Accept((*segment)->exchange_bytes(), (*segment)->fd());
+}
+
+Status Rendezvous::Accept(int64_t exchange_bytes, int fd) {
+  const Answer answer = {1, exchange_bytes, ""};
   for (int rank = 1; rank < options_.size; ++rank) {
-    if (!SendAnswer(connections_[rank], answer, (*segment)->fd())) {
-      return Status::RankFailed(Name(rank) + " ended while the job started");
-    }
+    if (!SendAnswer(connections_[rank], answer, fd)) return Ended(rank);
   }
   return Status::Ok();
 }
@@ -362,9 +353,7 @@ Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
 Status Rendezvous::AwaitAll() {
   if (options_.size == 1) return Status::Ok();
   if (options_.rank != 0) {
-    if (send(connections_[0], &kReady, 1, MSG_NOSIGNAL) != 1) {
-      return Status::RankFailed(Name(0) + " ended while the job started");
-    }
+    if (send(connections_[0], &kReady, 1, MSG_NOSIGNAL) != 1) return Ended(0);
     Answer answer;
     int fd;
     return ReceiveAnswer(connections_[0], options_.cancel_fd, Name(0),
@@ -372,13 +361,7 @@ Status Rendezvous::AwaitAll() {
   }
   Status status = AwaitReadyOfAll();
   if (!status.ok()) return Refuse(std::move(status));
-  Answer answer = {};
-  answer.ok = 1;
-  for (int rank = 1; rank < options_.size; ++rank) {
-    if (!SendAnswer(connections_[rank], answer, -1)) {
-      return Status::RankFailed(Name(rank) + " ended while the job started");
-    }
-  }
+  KHVD_RETURN_IF_ERROR(Accept(0, -1));
   // From now on, a second job of the same name finds nobody listening.
   close(listener_);
   listener_ = -1;
@@ -397,7 +380,7 @@ Status Rendezvous::AwaitReadyOfAll() {
       return Status::RankFailed(Name(rank) + " did not finish init in time");
     }
     if (recv(connections_[rank], &word, 1, 0) != 1 || word != kReady) {
-      return Status::RankFailed(Name(rank) + " ended while the job started");
+      return Ended(rank);
     }
   }
   return Status::Ok();

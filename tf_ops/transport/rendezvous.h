@@ -56,6 +56,9 @@ class Rendezvous {
   std::vector<int> MissingRanks() const;
   int NameOf(int rank) const;
   std::string Name(int rank) const { return "rank " + std::to_string(NameOf(rank)); }
+  Status Ended(int rank) const;
+  // Tells the connected ranks that the job goes on, with the memory's descriptor or -1.
+  Status Accept(int64_t exchange_bytes, int fd);
   // Tells the connected ranks why the job cannot start. Returns `status`.
   Status Refuse(Status status);
 

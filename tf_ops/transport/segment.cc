@@ -1,4 +1,3 @@
-// See segment.h.
 #include "tf_ops/transport/segment.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// See shared_memory_channel.h.
 #include "tf_ops/transport/shared_memory_channel.h"
 
 #include <algorithm>
@@ -7,12 +6,9 @@
 #include "tf_ops/transport/faults.h"
 
 namespace keras_hvd {
-namespace {
 
 // Its index among the ranks of the host.
 constexpr int kLeader = 0;
-
-}  // namespace
 
 // ---- The sender
 

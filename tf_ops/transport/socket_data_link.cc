@@ -1,11 +1,9 @@
-// See socket_data_link.h.
 #include "tf_ops/transport/socket_data_link.h"
 
 #include <algorithm>
 #include <cstddef>
 
 namespace keras_hvd {
-namespace {
 
 // How many pieces, and how many bytes, one call moves. While a long call is under way,
 // the kernel puts aside the bytes that come for the socket, and handles them
@@ -16,8 +14,6 @@ constexpr size_t kMostBytes = 128 << 10;
 constexpr size_t kDropBytes = 16 << 10;
 // How many bytes a connection carries before it is the next one's turn.
 constexpr int64_t kStripeBytes = 64 << 10;
-
-}  // namespace
 
 SocketDataLink::SocketDataLink(int socket, std::unique_ptr<TlsSession> tls,
                                std::chrono::seconds limit)

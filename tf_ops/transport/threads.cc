@@ -1,4 +1,3 @@
-// See threads.h.
 #include "tf_ops/transport/threads.h"
 
 #include <pthread.h>

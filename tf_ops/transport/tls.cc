@@ -1,10 +1,10 @@
-// See tls.h.
 #include "tf_ops/transport/tls.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -257,10 +257,8 @@ int64_t TlsSession::Read(const iovec* pieces, int count) {
 int TlsSession::ReadSocket(openssl::Bio* bio, char* data, int bytes) {
   OpenSsl().clear_bio_flags(bio, openssl::kRead | openssl::kRetry);
   if (received_begin_ == received_end_) {
-    ssize_t count;
-    do {
-      count = recv(socket_, received_.get(), kBytesAtOnce, 0);
-    } while (count < 0 && errno == EINTR);
+    const ssize_t count =
+        TEMP_FAILURE_RETRY(recv(socket_, received_.get(), kBytesAtOnce, 0));
     if (count < 0 && errno == EAGAIN) {
       OpenSsl().set_bio_flags(bio, openssl::kRead | openssl::kRetry);
       return -1;
@@ -329,9 +327,8 @@ bool TlsSession::EncryptNext(const void* data, size_t bytes) {
 // Returns whether the socket has taken everything.
 bool TlsSession::Flush() {
   while (sent_ < unsent_.size()) {
-    const ssize_t count =
-        send(socket_, unsent_.data() + sent_, unsent_.size() - sent_, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = TEMP_FAILURE_RETRY(
+        send(socket_, unsent_.data() + sent_, unsent_.size() - sent_, MSG_NOSIGNAL));
     if (count < 0) {
       if (errno != EAGAIN) FailFor(errno);
       return false;

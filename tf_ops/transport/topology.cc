@@ -1,10 +1,23 @@
-// See topology.h.
 #include "tf_ops/transport/topology.h"
 
 #include <algorithm>
 #include <unordered_map>
 
 namespace keras_hvd {
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+int IndexOf(const std::vector<int>& ranks, int rank) {
+  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  if (found == ranks.end() || *found != rank) return -1;
+  return static_cast<int>(found - ranks.begin());
+}
 
 Topology::Topology(int rank, const std::vector<int>& hosts, int fan_out)
     : rank_(rank), fan_out_(fan_out) {

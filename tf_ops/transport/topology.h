@@ -5,9 +5,18 @@
 // whose root is the coordinator's host.
 #pragma once
 
+#include <string>
 #include <vector>
 
 namespace keras_hvd {
+
+// "rank 0"; "ranks 0, 2".
+std::string RankList(const std::vector<int>& ranks);
+// The place of a rank among ascending ones, or -1.
+int IndexOf(const std::vector<int>& ranks, int rank);
+inline bool Contains(const std::vector<int>& ranks, int rank) {
+  return IndexOf(ranks, rank) >= 0;
+}
 
 // One rank's view.
 class Topology {

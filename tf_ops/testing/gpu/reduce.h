@@ -81,24 +81,18 @@ void ReduceOf(nccl::Op op, const std::vector<ReduceInput>& inputs, size_t from,
 inline void Reduce(nccl::Type type, nccl::Op op, const std::vector<ReduceInput>& inputs,
                    size_t from, size_t count, char* output) {
   switch (type) {
-    case nccl::Type::kInt8:
-      return ReduceOf<int8_t>(op, inputs, from, count, output);
-    case nccl::Type::kUint8:
-      return ReduceOf<uint8_t>(op, inputs, from, count, output);
-    case nccl::Type::kInt32:
-      return ReduceOf<int32_t>(op, inputs, from, count, output);
+    case nccl::Type::kInt8: return ReduceOf<int8_t>(op, inputs, from, count, output);
+    case nccl::Type::kUint8: return ReduceOf<uint8_t>(op, inputs, from, count, output);
+    case nccl::Type::kInt32: return ReduceOf<int32_t>(op, inputs, from, count, output);
     case nccl::Type::kUint32:
       return ReduceOf<uint32_t>(op, inputs, from, count, output);
-    case nccl::Type::kInt64:
-      return ReduceOf<int64_t>(op, inputs, from, count, output);
+    case nccl::Type::kInt64: return ReduceOf<int64_t>(op, inputs, from, count, output);
     case nccl::Type::kUint64:
       return ReduceOf<uint64_t>(op, inputs, from, count, output);
     case nccl::Type::kFloat16:
       return ReduceOf<Float16>(op, inputs, from, count, output);
-    case nccl::Type::kFloat32:
-      return ReduceOf<float>(op, inputs, from, count, output);
-    case nccl::Type::kFloat64:
-      return ReduceOf<double>(op, inputs, from, count, output);
+    case nccl::Type::kFloat32: return ReduceOf<float>(op, inputs, from, count, output);
+    case nccl::Type::kFloat64: return ReduceOf<double>(op, inputs, from, count, output);
     case nccl::Type::kBfloat16:
       return ReduceOf<Bfloat16>(op, inputs, from, count, output);
     case nccl::Type::kFloat8e4m3:
