@@ -18,6 +18,7 @@ import torch
 from keras.src.backend.torch import trainer
 
 from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.torch.gradients import equal_start
 from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
 from keras_hvd.backends.variables import identity
 from keras_hvd.recording import recorder
@@ -186,6 +187,7 @@ def _begun(
     terms = Terms(*given)
     if not _is_plain(optimizer, terms.variables):
         return None
+    equal_start.compare(terms.variables, terms.reduction, terms.local)
     return EarlyReduction(terms, _results.setdefault(optimizer, {}))
 
 
