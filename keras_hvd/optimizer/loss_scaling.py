@@ -45,8 +45,8 @@ def agree_on_finite_gradients(
 ) -> None:
     """Makes Keras' loss scaling skip a step on all ranks if any rank must skip it.
 
-    Loss scaling checks gradients before the inner optimizer reduces them. The patch is
-    on the class because `compile` wraps optimizers in a `LossScaleOptimizer` unasked.
+    Mostly, loss scaling checks gradients before they are reduced. The patch is on the
+    class because `compile` wraps optimizers in a `LossScaleOptimizer` unasked.
     `reduction_of` returns None for inner optimizers that do not reduce gradients.
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
@@ -57,7 +57,7 @@ def agree_on_finite_gradients(
         inner = self.inner_optimizer
         _around[inner] = weakref.ref(self)
         reduction = reduction_of(inner)
-        if reduction is None:
+        if reduction is None or framework.reduction.has_reduced(inner):
             return finite
         number = number_of(reduction.process_set, "check_finite")
         names = [name_in_program(each, number) for each in (self, inner)]

@@ -177,6 +177,8 @@ class UpdateHook:
         variables: Sequence[Any],
     ) -> list[Any]:
         update.note_reduced(variables)
+        if framework.reduction.has_reduced(optimizer):
+            return list(grads)
         prefix, local, agreed = self.terms(optimizer, variables)
         return framework.reduction.reduce(
             update.reduction, prefix, grads, variables, local, agreed

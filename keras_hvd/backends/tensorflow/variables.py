@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_hvd.backends import equal_start
 from keras_hvd.backends.tensorflow import half_applied
 from keras_hvd.backends.tensorflow.collectives import submission
 from keras_hvd.backends.tensorflow.collectives.broadcast import broadcast
@@ -167,6 +168,7 @@ def _broadcast(
         nothing_known = [False] * len(variables)
         return _assign(function, variables, nothing_known, root_rank, name, process_set)
 
+    equal_start.require_same_backend(process_set)
     suspect = [half_applied.is_suspect(each) for each in variables]
 
     # One after another, eager ops would each wait for the slowest rank.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from keras_hvd.backends import equal_start
 from keras_hvd.backends.host_collectives import HostTensor, Together
 from keras_hvd.backends.reduce_op import ReduceOp
-from keras_hvd.backends.torch.collectives import reductions
 from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import arrival, basics
@@ -43,6 +43,7 @@ def broadcast_variables(
         TypeError: something is no variable, an element type cannot be sent, or
             `root_rank` is not a whole number.
         MismatchError: the ranks' variables or roots differ.
+        RuntimeError: Keras runs on another backend on other ranks.
         RankFailedError: another rank died or left.
 
     Example:
@@ -60,7 +61,8 @@ def broadcast_variables(
     root = basics.root_of(function, root_rank)
     tensors = [_tensor(function, each) for each in variables]
     values = [copy_on_host(each) for each in tensors]
-    reductions.note_broadcast()
+    equal_start.note_broadcast()
+    equal_start.require_same_backend(process_set)
     _require_same_number(function, len(values), number)
     with Together() as collectives:
         for place, value in enumerate(values):

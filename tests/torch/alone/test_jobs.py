@@ -1,5 +1,6 @@
-"""Jobs that lose a rank, or begin with different weights."""
+"""Jobs that lose a rank, or whose ranks begin with different weights or backends."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -77,3 +78,45 @@ def test_different_weights_at_the_start_are_told_once(start):
     assert ended.returncode == 0, ended.stderr
     told = ended.stderr.count("begun to train with different weights")
     assert told == (start == "different")
+
+
+# Rank 1 alone runs Keras on TensorFlow.
+MIXED = """
+import os, sys
+
+on_tensorflow, program, case = sys.argv[1:]
+if os.environ["KERAS_HVD_RANK"] == "1":
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.execv(on_tensorflow, [on_tensorflow, "-c", program, case])
+os.execv(sys.executable, [sys.executable, "-c", program, case])
+"""
+
+TRAINING_ON_ANY = """
+import sys
+import keras, numpy as np
+import keras_hvd
+
+keras_hvd.init()
+case, optimizer = sys.argv[1], keras.optimizers.SGD()
+if case == "loss scaling":
+    optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+if case == "broadcast":
+    keras_hvd.broadcast_variables(model.variables, root_rank=0)
+model.compile(keras_hvd.DistributedOptimizer(optimizer), "mse")
+model.fit(np.ones((32, 4)), np.ones(32), verbose=0)
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("case", ["", "loss scaling", "broadcast"])
+def test_ranks_on_different_backends(case):
+    on_tensorflow = pathlib.Path(__file__).parents[3] / ".venv/bin/python"
+    if not on_tensorflow.exists():
+        pytest.skip("needs an environment with TensorFlow: make install")
+    ended = run(MIXED, str(on_tensorflow), TRAINING_ON_ANY, case)
+    assert ended.returncode != 0 and "trained" not in ended.stdout
+    remedy = "set the environment variable KERAS_BACKEND to the same on all ranks"
+    for rank, backend in enumerate(["torch", "tensorflow"]):
+        told = f"Keras runs on {backend} on rank {rank}, and on another backend on"
+        assert any(told in x and remedy in x for x in ended.stderr.splitlines()), rank

@@ -244,10 +244,6 @@ CASES = {
         keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
     ),
     "loss scale": lambda: (network(), keras.optimizers.SGD(0.1, loss_scale_factor=2.0)),
-    "loss scaling": lambda: (
-        network(),
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-    ),
 }
 
 
@@ -258,6 +254,153 @@ def test_none_leaves_where_it_may_still_change(case, rank, size, begun):
     assert begun == []
     weights = keras_hvd.allgather_object([w.tolist() for w in model.get_weights()])
     assert weights[0] == weights[1]
+
+
+def scaled_outside(plain, **arguments):
+    inner = keras_hvd.DistributedOptimizer(plain, **arguments)
+    return keras.optimizers.LossScaleOptimizer(inner)
+
+
+def scaled_inside(plain, **arguments):
+    scaling = keras.optimizers.LossScaleOptimizer(plain)
+    return keras_hvd.DistributedOptimizer(scaling, **arguments)
+
+
+def scaled_by_compile(plain, **arguments):
+    """Of a model in mixed_float16."""
+    return keras_hvd.DistributedOptimizer(plain, **arguments)
+
+
+@pytest.fixture(params=[scaled_outside, scaled_inside, scaled_by_compile])
+def scaled(request):
+    if request.param is scaled_by_compile:
+        keras.mixed_precision.set_dtype_policy("mixed_float16")
+    yield request.param
+    keras.mixed_precision.set_dtype_policy("float32")
+
+
+def loss_scale(model) -> float:
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return float(model.optimizer.dynamic_scale)
+
+
+def weights_of_ranks(model) -> list:
+    return keras_hvd.allgather_object([w.tolist() for w in model.get_weights()])
+
+
+def test_scaled_gradients_are_reduced_before_backward_ends(scaled, rank, size, begun):
+    model = network(Watching(), width=LENGTH)
+    # Of a network of ones, they would be too large for float16.
+    model.set_weights([weight / LENGTH for weight in model.get_weights()])
+    train(model, scaled(keras.optimizers.SGD(0.1)), rank, LENGTH)
+    assert begun == ["0", "1"]
+    assert int(model.optimizer.iterations) == 1
+    first, *others = weights_of_ranks(model)
+    assert all(each == first for each in others)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"op": keras_hvd.Sum}, {"gradient_predivide_factor": 2.0, "groups": 2}],
+    ids=str,
+)
+def test_scaled_gradients_train_as_one_process(scaled, arguments, rank, size, begun):
+    # With larger ones the scale is too large for float16 at first.
+    rows = np.random.default_rng(3).standard_normal((size, 4)).astype("float32") / 10
+
+    def trained(optimizer, x):
+        keras.utils.set_random_seed(1)
+        inner = keras.layers.Dense(3, activation="tanh")
+        model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        for _ in range(3):
+            model.train_on_batch(x, np.zeros((len(x), 1)))
+        assert int(model.optimizer.iterations) == 3
+        return model.get_weights()
+
+    ranks = size if "op" in arguments else 1
+    plain = keras.optimizers.SGD(0.1 * ranks, global_clipnorm=0.05 / ranks)
+    alone = trained(keras.optimizers.LossScaleOptimizer(plain), rows)
+    assert begun == []
+    optimizer = scaled(keras.optimizers.SGD(0.1, global_clipnorm=0.05), **arguments)
+    together = trained(optimizer, rows[rank : rank + 1])
+    assert begun == (["0", "1"] if "groups" in arguments else ["0"]) * 3
+    is_half = keras.mixed_precision.dtype_policy().name == "mixed_float16"
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-3 if is_half else 1e-6)
+
+
+@pytest.mark.parametrize("of_the_last", [np.inf, np.nan], ids=str)
+def test_all_ranks_skip_a_step_that_one_has_to(scaled, of_the_last, rank, size, begun):
+    model = network()
+    model.compile(scaled(keras.optimizers.SGD(1e-3)), "mse")
+    good, targets = np.full((2, 4), 0.01), np.zeros((2, 4))
+    model.train_on_batch(good, targets)
+    scale, before = loss_scale(model), model.get_weights()
+    wrong = np.full((2, 4), of_the_last) if rank == size - 1 else good
+    model.train_on_batch(wrong, targets)
+    assert loss_scale(model) == scale / 2
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    model.train_on_batch(good, targets)
+    assert begun == ["0", "0", "0"] and int(model.optimizer.iterations) == 2
+    first, *others = weights_of_ranks(model)
+    assert all(each == first for each in others)
+
+
+def test_scaled_gradients_leave_early_on_some_ranks_only(scaled, rank, size, begun):
+    """A hook of the user's is on one rank, to which scaling is the same."""
+    model, seen = network(), []
+    if rank == 0:
+        weight = model.layers[0].kernel.value
+        weight.register_post_accumulate_grad_hook(seen.append)
+    train(model, scaled(keras.optimizers.SGD(0.1)), rank)
+    assert begun == ([] if rank == 0 else ["0"])
+    train(model, model.optimizer, rank)
+    first, *others = weights_of_ranks(model)
+    assert all(each == first for each in others)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"compression": keras_hvd.Compression.fp16},
+        {"op": keras_hvd.Adasum},
+        {"backward_passes_per_step": 2},
+    ],
+    ids=str,
+)
+def test_gradients_that_are_reduced_once_they_are_not_scaled(
+    scaled, arguments, rank, size, begun
+):
+    model = network()
+    model.compile(scaled(keras.optimizers.SGD(1e-3), **arguments), "mse")
+    good, targets = np.full((2, 4), 0.01), np.zeros((2, 4))
+    model.train_on_batch(good, targets)
+    scale = loss_scale(model)
+    wrong = np.full((2, 4), np.inf) if rank == size - 1 else good
+    model.train_on_batch(wrong, targets)
+    assert begun == [] and loss_scale(model) == scale / 2
+    first, *others = weights_of_ranks(model)
+    assert all(each == first for each in others)
+
+
+def test_a_loop_of_ones_own_with_loss_scaling(rank, size):
+    """Its first step builds the optimizer."""
+    model = network()
+    optimizer = scaled_outside(keras.optimizers.SGD(0.1))
+    for number in range(2):
+        model.zero_grad()
+        loss = (model(torch.full((2, 4), rank + 1.0)) ** 2).mean()
+        optimizer.scale_loss(loss).backward()
+        variables = model.trainable_variables
+        if number == 1 and rank == 0:
+            variables[0].value.grad[0, 0] = torch.inf
+        with torch.no_grad():
+            optimizer.apply([each.value.grad for each in variables], variables)
+    assert int(optimizer.iterations) == 1
+    first, *others = weights_of_ranks(model)
+    assert all(each == first for each in others)
 
 
 def test_a_hook_of_the_users_sees_the_ranks_own_gradients(rank, size, begun):

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd.backends import equal_start
 from keras_hvd.backends.tensorflow.collectives import (
     allreduce_op,
     job_values,
-    reductions,
     submission,
 )
 from keras_hvd.job import arrival, basics
@@ -60,7 +60,7 @@ def broadcast(
     root_rank = basics.root_of("broadcast", root_rank)
     names = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = submission.as_tensor("broadcast", tensor, reduces=False)
-    reductions.note_broadcast()
+    equal_start.note_broadcast()
     return submission.submit(
         "broadcast", names, number, tensor=tensor, root_rank=root_rank
     )

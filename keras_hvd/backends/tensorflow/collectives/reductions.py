@@ -76,7 +76,6 @@ class Mark:
 
 
 _handed_over = 0
-_broadcasts = 0
 _watching: list[_Watch] = []
 _here = threading.local()
 
@@ -116,17 +115,6 @@ def note_handed_over() -> None:
     _handed_over += 1
     for watch in _watching:
         watch.counts.handed_over += 1
-
-
-def broadcasts() -> int:
-    """Returns the number of broadcasts that this process has run eagerly, or traced."""
-    return _broadcasts
-
-
-def note_broadcast() -> None:
-    """Counts a broadcast."""
-    global _broadcasts
-    _broadcasts += 1
 
 
 @contextlib.contextmanager

@@ -1,10 +1,4 @@
-"""Warns once if the ranks have begun to train with different weights.
-
-Reducing gradients leaves weights as different as they were. So a digest of the weights
-is compared at the first reduction. The comparison runs beside the training: no rank
-waits for it. Scripts may broadcast the weights after the first step, as Horovod's
-examples do. So a difference is reported only later.
-"""
+"""Compares weights at the first reduction, beside the training: no rank waits."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ import atexit
 import functools
 import sys
 import threading
-import zlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -20,20 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.backends.gradient_reduction import GradientReduction
-from keras_hvd.backends.reduce_op import Sum
-from keras_hvd.backends.tensorflow.collectives import reductions
-from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
-from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.backends import equal_start
+from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
 from keras_hvd.backends.tensorflow.variables import has_value
 from keras_hvd.backends.variables import identity, path
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import arrival, basics, log
 from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.recording import recorder
-
-# Of each variable: enough elements to tell random weights apart.
-_ELEMENTS = 1024
 
 # At the end, a comparison that another rank has not joined is given up.
 _PATIENCE_SECONDS = 2
@@ -55,12 +42,14 @@ def digest(variables: Sequence[Any]) -> int:
     >>> digest([one]) == digest([one]), digest([one]) == digest([two])
     (True, False)
     """
-    checksum = 0
-    for each in variables:
-        value = each.value if isinstance(each, keras.Variable) else each
-        first = tf.reshape(tf.convert_to_tensor(value), [-1])[:_ELEMENTS]
-        checksum = zlib.crc32(np.ascontiguousarray(first).tobytes(), checksum)
-    return checksum & 0xFFFFF
+    values = (
+        each.value if isinstance(each, keras.Variable) else each for each in variables
+    )
+    first = (
+        tf.reshape(tf.convert_to_tensor(value), [-1])[: equal_start.ELEMENTS]
+        for value in values
+    )
+    return equal_start.checksum(np.ascontiguousarray(each).tobytes() for each in first)
 
 
 def compare(
@@ -74,7 +63,7 @@ def compare(
     the step whose graph is being traced.
     """
     process_set = reduction.process_set
-    key = basics.epoch(), number_of(process_set, "the reduction of gradients")
+    key = basics.epoch(), number_of(process_set, KIND)
     if key in _compared or recorder.scaling() or arrival.is_awaited():
         return
     shared = [each for each in variables if identity(each) not in local]
@@ -127,51 +116,30 @@ def _warn_of_those_not_given(variables: Sequence[Any]) -> None:
 def warn_of_difference() -> None:
     """Warns, on rank 0, if weights differed and nothing was broadcast since then."""
     for each in [*_comparisons]:
-        each.result.join(0)
-        if each.result.is_alive():
-            continue
-        _comparisons.remove(each)
-        if each.differs and reductions.broadcasts() == each.broadcasts_before:
-            log.warn(
-                "the ranks have begun to train with different weights, which reducing "
-                "gradients leaves different: each rank trains a model of its own. Give "
-                "all ranks the weights of one, before the first step: pass callbacks="
-                "[keras_hvd.callbacks.BroadcastGlobalVariables(0)] to fit(), or call "
-                "keras_hvd.broadcast_variables(model.variables, root_rank=0)",
-                stacklevel=2,
-            )
+        if not each.result.is_alive():
+            _comparisons.remove(each)
+    equal_start.warn_of_difference()
 
 
 class _Comparison:
     """A digest that is being compared with those of the other ranks."""
 
     def __init__(self, own: int, process_set: ProcessSet):
-        self.broadcasts_before = reductions.broadcasts()
-        self.differs = False
-        self._own = own
-        self._process_set = process_set
         self.number = process_set.process_set_id
-        self._is_first = process_set.rank() == 0
-        self.result = threading.Thread(target=self._compare, daemon=True)
+        given = own, process_set, equal_start.broadcasts()
+        self.result = threading.Thread(target=_compare, args=given, daemon=True)
         self.result.start()
 
-    def _compare(self) -> None:
-        # Ranks whose data has ended give zeros. Among the others, the square of the sum
-        # is the sum of squares times their number only if all numbers are equal.
-        numbers = tf.constant([1, self._own, self._own**2], tf.int64)
-        try:
-            with on_cpu(), reductions.not_by_hand():
-                sums = allreduce(
-                    numbers,
-                    op=Sum,
-                    name="keras_hvd/weights at the start",
-                    process_set=self._process_set,
-                )
-        except (KerasHvdError, tf.errors.OpError):
-            # The job has ended before.
-            return
-        count, total, squares = map(int, sums.numpy())
-        self.differs = self._is_first and count * squares != total**2
+
+def _compare(own: int, process_set: ProcessSet, broadcasts_before: int) -> None:
+    try:
+        equal_start.compare(own, process_set, broadcasts_before)
+    except KerasHvdError:
+        # The job has ended before.
+        return
+    except RuntimeError as error:
+        # The step waits for ranks that end with it.
+        log.write("error", str(error))
 
 
 @functools.cache

@@ -20,7 +20,6 @@ class Counts:
 
 
 _handed_over = 0
-_broadcasts = 0
 
 
 def handed_over() -> int:
@@ -52,17 +51,6 @@ def watching() -> Iterator[Counts]:
         yield counts
     finally:
         counts.handed_over = _handed_over - before
-
-
-def broadcasts() -> int:
-    """Returns the number of broadcasts that this process has run."""
-    return _broadcasts
-
-
-def note_broadcast() -> None:
-    """Counts a broadcast."""
-    global _broadcasts
-    _broadcasts += 1
 
 
 def elements_of(tensor: Any) -> int:

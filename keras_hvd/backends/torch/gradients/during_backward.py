@@ -3,6 +3,10 @@
 Only in the `train_step` that is Keras' own, with an `apply` that is Keras' own: there
 nothing reads or changes a gradient between backward and the update. Everywhere else
 gradients are reduced once `apply` is called, as they then are.
+
+Loss scaling gets gradients that are reduced, and still scaled. So all ranks find the
+same ones finite, and skip the same steps. That must not depend on what only a rank
+knows: those that send before `apply` and those that send then wait in the same order.
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ import keras
 import torch
 from keras.src.backend.torch import trainer
 
+from keras_hvd.backends.compression import NoneCompressor
 from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Average, Sum
+from keras_hvd.backends.torch.gradients import equal_start
 from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
 from keras_hvd.backends.variables import identity
 from keras_hvd.recording import recorder
@@ -37,6 +44,8 @@ class _Thread(threading.local):
     # The optimizer of the step that runs, until its gradients are sent early.
     optimizer: Any = None
     early: EarlyReduction | None = None
+    # The optimizer in a running loss scaling that has been given reduced gradients.
+    has_reduced: Any = None
 
 
 _thread = _Thread()
@@ -58,7 +67,8 @@ def install(terms_of: Callable[[Any], tuple[Any, ...] | None]) -> None:
     >>> install(lambda optimizer: None)
     """
     plain_step = trainer.TorchTrainer.train_step
-    plain_scale = keras.optimizers.Optimizer.scale_loss
+    scaling = keras.optimizers.LossScaleOptimizer
+    plain_apply = scaling.apply
 
     @functools.wraps(plain_step)
     def train_step(self, data):
@@ -74,16 +84,45 @@ def install(terms_of: Callable[[Any], tuple[Any, ...] | None]) -> None:
             finally:
                 _thread.optimizer, _thread.early = outer
 
+    @functools.wraps(plain_apply)
+    def apply(self, grads, trainable_variables=None):
+        if torch.compiler.is_compiling() or not _is_plain_scaling(self):
+            return plain_apply(self, grads, trainable_variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        if not self.built and trainable_variables:
+            with keras.name_scope(self.name, caller=self):
+                self.build(trainable_variables)
+        terms = _terms_within(self, terms_of)
+        if terms is None:
+            return plain_apply(self, grads, trainable_variables)
+        grads = _reduced(terms, self, grads, trainable_variables or terms.variables)
+        outer, _thread.has_reduced = _thread.has_reduced, self.inner_optimizer
+        try:
+            return plain_apply(self, grads, trainable_variables)
+        finally:
+            _thread.has_reduced = outer
+
+    trainer.TorchTrainer.train_step = train_step
+    scaling.apply = apply
+    for each in (keras.optimizers.Optimizer, scaling):
+        _begin_before_backward(each, terms_of)
+
+
+def _begin_before_backward(
+    kind: Any, terms_of: Callable[[Any], tuple[Any, ...] | None]
+) -> None:
     # It is the last that Keras calls before backward, so no other pass is meant.
-    @functools.wraps(plain_scale)
+    plain = kind.scale_loss
+
+    @functools.wraps(plain)
     def scale_loss(self, loss):
         if not torch.compiler.is_compiling() and _thread.optimizer is self:
             _thread.optimizer = None
             _thread.early = _begun(self, terms_of)
-        return plain_scale(self, loss)
+        return plain(self, loss)
 
-    trainer.TorchTrainer.train_step = train_step
-    keras.optimizers.Optimizer.scale_loss = scale_loss
+    kind.scale_loss = scale_loss
 
 
 def _abandon() -> None:
@@ -101,8 +140,17 @@ def take(prefix: str) -> EarlyReduction | None:
     return early
 
 
+def has_reduced(optimizer: Any) -> bool:
+    """Whether the optimizer, in a loss scaling, gets gradients that are reduced.
+
+    >>> has_reduced(keras.optimizers.SGD())
+    False
+    """
+    return _thread.has_reduced is optimizer
+
+
 class EarlyReduction:
-    """The reduction of the gradients that the next backward pass computes."""
+    """The reduction of one step's gradients, of variables that are known before."""
 
     def __init__(self, terms: Terms, results: dict[int, torch.Tensor]):
         self.prefix = terms.prefix
@@ -123,10 +171,14 @@ class EarlyReduction:
             results,
         )
         self._grads: dict[int, torch.Tensor] = {}
+        self._shared = shared
         self._hooks: list[Any] = []
-        for place, (variable, value) in enumerate(zip(shared, values, strict=True)):
+
+    def send_in_backward(self) -> None:
+        """Sends each gradient as soon as the next backward pass has computed it."""
+        for place, variable in enumerate(self._shared):
             give = functools.partial(self._give, place, variable)
-            self._hooks.append(value.register_post_accumulate_grad_hook(give))
+            self._hooks.append(variable.value.register_post_accumulate_grad_hook(give))
 
     def finish(
         self, grads: Sequence[torch.Tensor], variables: Sequence[Any]
@@ -180,13 +232,62 @@ def _unexpected(what: str) -> RuntimeError:
 def _begun(
     optimizer: Any, terms_of: Callable[[Any], tuple[Any, ...] | None]
 ) -> EarlyReduction | None:
-    given = None if recorder.scaling() else terms_of(optimizer)
+    """Gets ready to send what backward computes; None if it must wait for `apply`."""
+    terms = _terms_within(optimizer, terms_of)
+    if terms is None or any(
+        getattr(each.value, "_post_accumulate_grad_hooks", None)
+        for each in terms.variables
+    ):
+        return None
+    equal_start.compare(terms.variables, terms.reduction, terms.local)
+    early = _of_step(terms, optimizer)
+    early.send_in_backward()
+    return early
+
+
+def _of_step(terms: Terms, optimizer: Any) -> EarlyReduction:
+    return EarlyReduction(terms, _results.setdefault(optimizer, {}))
+
+
+def _reduced(
+    terms: Terms, scaling: Any, grads: Sequence[Any], variables: Sequence[Any]
+) -> list[Any]:
+    """The gradients for a loss scaling, of which some may be under way, reduced."""
+    scaling.inner_optimizer._check_variables_are_known(variables)
+    early = take(terms.prefix)
+    if early is None:
+        equal_start.compare(terms.variables, terms.reduction)
+        early = _of_step(terms, scaling)
+    results = [*grads]
+    pairs = enumerate(zip(results, variables))
+    places = [place for place, (grad, _) in pairs if grad is not None]
+    reduced = early.finish(
+        [results[place] for place in places], [variables[place] for place in places]
+    )
+    for place, grad in zip(places, reduced, strict=True):
+        results[place] = grad
+    return results
+
+
+def _is_plain_scaling(optimizer: Any) -> bool:
+    # The class of a distributed one says that it is Keras' own.
+    return optimizer.__class__ is keras.optimizers.LossScaleOptimizer
+
+
+def _terms_within(
+    optimizer: Any, terms_of: Callable[[Any], tuple[Any, ...] | None]
+) -> Terms | None:
+    """The terms of a reduction before `apply`; None if that has to come first."""
+    is_scaling = _is_plain_scaling(optimizer)
+    leaf = optimizer.inner_optimizer if is_scaling else optimizer
+    given = None if recorder.scaling() else terms_of(leaf)
     if given is None:
         return None
     terms = Terms(*given)
-    if not _is_plain(optimizer, terms.variables):
-        return None
-    return EarlyReduction(terms, _results.setdefault(optimizer, {}))
+    is_plain = _is_plain(leaf, terms.variables)
+    if is_plain and (not is_scaling or _may_be_scaled(terms)):
+        return terms
+    return None
 
 
 def _is_plain(optimizer: Any, variables: Sequence[Any]) -> bool:
@@ -195,9 +296,15 @@ def _is_plain(optimizer: Any, variables: Sequence[Any]) -> bool:
         not optimizer.gradient_accumulation_steps
         and optimizer.loss_scale_factor is None
         and optimizer._plain_class.apply is keras.optimizers.Optimizer.apply
-        and not any(
-            getattr(each, "overwrite_with_gradient", False)
-            or getattr(each.value, "_post_accumulate_grad_hooks", None)
-            for each in variables
-        )
+        and not any(getattr(x, "overwrite_with_gradient", False) for x in variables)
+    )
+
+
+def _may_be_scaled(terms: Terms) -> bool:
+    """Whether gradients that are scaled are reduced as well, and are all reduced."""
+    reduction = terms.reduction
+    return (
+        reduction.op in (Average, Sum)
+        and reduction.compression is NoneCompressor
+        and not terms.local
     )

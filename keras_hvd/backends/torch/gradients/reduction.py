@@ -13,6 +13,9 @@ from keras_hvd.backends.host_collectives import HostTensor, Together
 from keras_hvd.backends.torch.eager import only_alone as only_alone  # of the interface
 from keras_hvd.backends.torch.eager import size_of
 from keras_hvd.backends.torch.gradients import during_backward
+from keras_hvd.backends.torch.gradients.during_backward import (
+    has_reduced as has_reduced,
+)
 from keras_hvd.backends.torch.gradients.during_backward import install as install
 from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
 from keras_hvd.backends.variables import identity
