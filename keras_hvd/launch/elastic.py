@@ -402,7 +402,7 @@ class ElasticJob(SpeakingJob):
         if told["word"] == "reach":
             if self._joined_hosts is not None:
                 what = [told["at"], told["name"], told["command"]]
-                self._joined_hosts.ask(told["host"], {"reach": what})
+                self._joined_hosts.ask(told["host"], reach=what)
             return
         if told["word"] == "here":
             self._has_joined = True
