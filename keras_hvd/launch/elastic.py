@@ -108,7 +108,7 @@ class ElasticJob(SpeakingJob):
                 *(job, here, self._slots[here].number, self._address(here)),
                 gains=self._starts.are_allowed,
                 is_new=is_new,
-                members=len(self._membership.members),
+                rank_to_come=self._membership.rank_to_come(here),
             ).variables(),
         }
         if is_new:

@@ -8,6 +8,7 @@ to do in their order.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,8 @@ class Membership:
         self._waiting: dict[int, bool] = {}
         # For how many functions, one after another, each has called.
         self._turns = dict.fromkeys(self.members, 0)
+        # The ranks that new ones are about to have.
+        self._to_come: dict[int, int] = {}
         # Where ranks can meet if this one is rank 0.
         self._offered: dict[int, str] = {}
         self._joining: list[int] = []  # those that have places in the next job
@@ -194,6 +197,10 @@ class Membership:
         """Whether this one has not joined so far."""
         return number not in self.members and number not in self._leavers
 
+    def rank_to_come(self, number: int) -> int:
+        """The rank that a new one is about to have, unless others come or go."""
+        return self._to_come.get(number, len(self.members))
+
     # ---- Going on elsewhere
 
     def record(self) -> dict[str, Any]:
@@ -204,6 +211,7 @@ class Membership:
             "formed": self._formed,
             "changes": self._changes,
             "has_met": self._has_met,
+            "to_come": [*self._to_come.items()],
         }
 
     def resume(
@@ -222,7 +230,7 @@ class Membership:
         """
         self.members = [*record["members"]]
         self.job, self._formed = record["current"], record["formed"]
-        self._changes = record["changes"]
+        self._changes, self._to_come = record["changes"], dict(record["to_come"])
         is_here = any(each["is_here"] for each in ranks.values())
         self._has_met = record["has_met"] or is_here
         self._running = {*self.members, *ranks}
@@ -393,6 +401,7 @@ class Membership:
                 self._starts.cancel(number)
                 continue
             self._starts.begin(number)
+            self._to_come[number] = self._next_to_come
             self._running.add(number)
             self._acts.append(Start(number, self._starts.count(number)))
         if now >= self._deadline:
@@ -414,6 +423,12 @@ class Membership:
     @property
     def _new_ones(self) -> list[int]:
         return [number for number in sorted(self._running) if self.is_new(number)]
+
+    @property
+    def _next_to_come(self) -> int:
+        """The first rank after all others that no new one has been told."""
+        told = {*map(self.rank_to_come, self._new_ones)}
+        return next(n for n in itertools.count(len(self.members)) if n not in told)
 
     @property
     def _left(self) -> list[int]:
@@ -586,6 +601,7 @@ class Membership:
         leaving = self._leaving
         of_job = [number for number in self._left if number not in leaving]
         new = [number for number in self._waiting if number not in self.members]
+        new.sort(key=self.rank_to_come)
         self._joining = [*of_job, *new]
         for number in leaving:
             self._let_leave(number)

@@ -286,7 +286,7 @@ class _Service:
             "slot": self._slots[number].number,
             "gains": self._starts.are_allowed,
             "is_new": is_new,
-            "members": len(membership.members),
+            "rank_to_come": membership.rank_to_come(number),
         }
         host.ranks.add(number)
         host.talk.say(start=number, count=count, variables=variables, renewal=renewal)
