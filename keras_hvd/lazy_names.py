@@ -1,18 +1,19 @@
-"""Names that need a library which only some users have, imported when first used."""
+"""Names that need a library, imported when first used: not all users have it."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from keras_hvd.backends import current
 
 
 def importer(
     package: str,
     defined_in: Mapping[str, str],
-    libraries: Sequence[str],
-    advice: Callable[[], str],
+    libraries: Sequence[str] = (),
+    advice: Callable[[], str] = str,
 ) -> Callable[[str], Any]:
     """A package's `__getattr__` (PEP 562).
 
@@ -21,7 +22,7 @@ def importer(
 
     Example:
 
-    >>> get = importer("json", {"JSONDecoder": "decoder"}, [], str)
+    >>> get = importer("json", {"JSONDecoder": "decoder"})
     >>> get("JSONDecoder").__name__
     'JSONDecoder'
     >>> get("Decoder")
@@ -33,7 +34,8 @@ def importer(
         if name not in defined_in:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            module = importlib.import_module(f"{package}.{defined_in[name]}")
+            public = f"{package.removeprefix('keras_hvd.')}.{name}"
+            module = current.module_of(public, f"{package}.{defined_in[name]}")
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in libraries:
                 raise

@@ -3,9 +3,9 @@
 TensorFlow and Keras are imported when a name that needs them is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keras_hvd.backends import current
+from keras_hvd.lazy_names import importer
 
 if TYPE_CHECKING:
     from keras_hvd.elastic.callbacks import CommitStateCallback as CommitStateCallback
@@ -41,13 +41,7 @@ _DEFINED_IN = {
 __all__ = sorted(_DEFINED_IN)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _DEFINED_IN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    defined_in = f"{__name__}.{_DEFINED_IN[name]}"
-    value = getattr(current.module_of(f"elastic.{name}", defined_in), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(__name__, _DEFINED_IN)
 
 
 def __dir__() -> list[str]:

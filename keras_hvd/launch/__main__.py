@@ -13,7 +13,6 @@ from keras_hvd.job import settings
 from keras_hvd.launch import (
     command_line,
     guardian,
-    joining,
     membership_service,
     node_ranks,
     other_launchers,
@@ -33,11 +32,9 @@ from keras_hvd.recording import files
 from keras_hvd.world import tls
 from keras_hvd.world.rendezvous import address as addresses
 from keras_hvd.world.rendezvous import network_interfaces, secret
-from keras_hvd.world.rendezvous.connection import BeginTls
 from keras_hvd.world.rendezvous.gathering import Group
 from keras_hvd.world.rendezvous.nodes import NodeRanks, NotMetError
 from keras_hvd.world.rendezvous.proof import Purpose
-from keras_hvd.world.rendezvous.secret import Secret
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,20 +77,20 @@ def run(options: Options) -> int:
     try:
         if options.hosts and options.least_ranks is None:
             return _on_other_hosts(options)
-        service = None
-        if place := options.membership or options.join:
-            service = _service(place, options)
-        if service is not None and options.membership:
-            return membership_service.run(options, service)
-        joined = None
-        if options.may_join and options.node is not None and not options.dry_run:
-            if options.node.number != 0:
-                # What it starts has these too, such as whether there is TLS.
-                os.environ.update(options.variables)
-                return joining.run(options.node, *_how_to_join(options))
-            joined = JoinedHosts(options.node, *_how_to_join(options))
-            named = joined.wait_for_all(options.least_ranks or 1)
-            options = _with_hosts(options, named)
+        group, joined = _to_join(options), None
+        if group is not None and options.membership:
+            return membership_service.run(options, group)
+        if group is not None and options.node is not None:
+            node = options.node
+            # The first host has the job.
+            if node.number == 0:
+                joined = JoinedHosts(group, node.ranks)
+                named = joined.wait_for_all(options.least_ranks or 1)
+                options, group = _with_hosts(options, named), None
+            else:
+                options = dataclasses.replace(
+                    options, node=None, report=None, status_port=None
+                )
         if options.discovery_script:
             options = _discover(options)
         if options.hosts:
@@ -105,7 +102,7 @@ def run(options: Options) -> int:
                 print(f"{option} from {variable}")
             return 0
         own, others = node_ranks.of_this_host(options)
-        if service is None:
+        if group is None:
             node_ranks.check_size(own.size, os.environ)
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
@@ -114,8 +111,8 @@ def run(options: Options) -> int:
         return 128 + signal.SIGINT
 
     def job(held: int, mask: set[int], kept: Recorded | None) -> Job:
-        if service is not None:
-            return JoinedJob(options, own, held, mask, group=service)
+        if group is not None:
+            return JoinedJob(options, own, held, mask, group=group)
         if options.least_ranks is None:
             return Job(options, own, held, mask, kept, others)
         return ElasticJob(options, own, held, mask, kept, joined=joined)
@@ -123,26 +120,26 @@ def run(options: Options) -> int:
     return _run(options, own, job)
 
 
-def _how_to_join(options: Options) -> tuple[Secret, float, BeginTls | None]:
-    """The secret, the patience and TLS. Raises RendezvousError, LibraryError."""
+def _to_join(options: Options) -> Group | None:
+    """A membership service, or the hosts of a job that others may join, if any.
+
+    Raises RendezvousError, LibraryError.
+    """
+    node, place = options.node, options.membership or options.join
+    if node is not None and options.may_join and not options.dry_run:
+        who = "node", Purpose.HOSTS, node.number, node.count
+        place = node.rendezvous
+    elif place is not None:
+        who = "service", Purpose.MEMBERSHIP, 0, 1
+    else:
+        return None
     variables = {**os.environ, **options.variables}
-    timeout = settings.init_timeout(variables)
-    return secret.read(variables), timeout, tls.chosen(variables)
-
-
-def _service(place: str, options: Options) -> Group:
-    """A membership service, and how it is reached. Raises as `_how_to_join` does."""
-    known, timeout, begin = _how_to_join(options)
     group = Group(
-        member="service",
-        purpose=Purpose.MEMBERSHIP,
-        number=0,
-        count=1,
-        addresses=[addresses.parse(place)],
-        key=known.key(""),
-        timeout=timeout,
-        interfaces=settings.network_interfaces({**os.environ, **options.variables}),
-        tls=begin,
+        *(*who, [addresses.parse(place)]),
+        key=secret.read(variables).key(""),
+        timeout=settings.init_timeout(variables),
+        interfaces=settings.network_interfaces(variables),
+        tls=tls.chosen(variables),
     )
     # Another try does not change a malformed name.
     group.sources()

@@ -31,21 +31,12 @@ from keras_hvd.launch.discovery import Discovery
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.job import Stage
 from keras_hvd.launch.joined_hosts import JoinedHosts
-from keras_hvd.launch.membership import (
-    FOLLOWS,
-    Kill,
-    Limits,
-    Membership,
-    Say,
-    Start,
-    Tell,
-)
+from keras_hvd.launch.membership import Kill, Membership, Say, Start, Tell
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.slots import Slots
 from keras_hvd.launch.speaking_job import SpeakingJob
-from keras_hvd.launch.starts import Starts
 from keras_hvd.launch.status import JobNow, RankEnd
 from keras_hvd.world.rendezvous import network_interfaces, secret
 from keras_hvd.world.renewal import Renewal, Words
@@ -58,27 +49,14 @@ class ElasticJob(SpeakingJob):
         super().__init__(*arguments)
         self._joined_hosts = joined
         options, job = self._options, self._node_ranks.job
-        assert options.least_ranks is not None, "or it is no such job"
-        assert options.elastic_timeout is not None, "or it is no such job"
-        most = options.most_ranks or options.ranks
         self._discovery: Discovery | None = None
         if options.discovery_script:
             self._discovery = Discovery(options.discovery_script, options.slots)
-        self._slots = Slots(options.hosts or [HostSlots("", most)])
-        lists_change = self._discovery is not None or joined is not None
-        may_grow = lists_change or len([*self._slots]) > options.ranks
-        self._starts = Starts(
-            *(options.cooldown_range, may_grow, range(options.ranks)), time.monotonic
-        )
-        timeout, resets = options.elastic_timeout, options.reset_limit
-        self._membership = Membership(
-            job,
-            options.ranks,
-            Limits(options.least_ranks, most, timeout, resets),
-            self._slots,
-            self._starts,
-            time.monotonic,
-            lists_change=lists_change,
+        own = HostSlots("", options.most_ranks or options.ranks)
+        self._slots = Slots(options.hosts or [own])
+        self._membership = Membership.of_options(
+            *(options, job, self._slots, time.monotonic),
+            lists_change=self._discovery is not None or joined is not None,
             meets=bool(options.hosts),
         )
         # The last of each number that was in the job.
@@ -99,24 +77,11 @@ class ElasticJob(SpeakingJob):
     # ---- The environment of ranks
 
     def _environment(self, here: int) -> dict[str, str]:
-        job, is_new = self._node_ranks.job, self._membership.is_new(here)
-        own = [here] if is_new else self._membership.members
-        environment = {
-            **super()._environment(here),
-            **self._slots.place(own, own.index(here)),
-            **Renewal(
-                *(job, here, self._slots[here].number, self._address(here)),
-                gains=self._starts.are_allowed,
-                is_new=is_new,
-                members=len(self._membership.members),
-            ).variables(),
-        }
-        if is_new:
-            # It is alone until it calls the function.
-            environment["KERAS_HVD_JOB"] = f"{job}.{here}.{self._starts.count(here)}"
-            del environment["KERAS_HVD_REQUIRE_SIZE"]
-        elif self._options.hosts:
-            environment |= FOLLOWS
+        variables, told = self._membership.start_of(here)
+        renewal = Renewal(self._node_ranks.job, address=self._address(here), **told)
+        given = super()._environment(here)
+        del given["KERAS_HVD_REQUIRE_SIZE"]
+        environment = {**given, **variables, **renewal.variables()}
         if self._joined_hosts is not None:
             # All hosts have it, and it is sent to none.
             for name in (secret.VARIABLE, secret.FILE_VARIABLE):
@@ -402,7 +367,7 @@ class ElasticJob(SpeakingJob):
         if told["word"] == "reach":
             if self._joined_hosts is not None:
                 what = [told["at"], told["name"], told["command"]]
-                self._joined_hosts.ask(told["host"], {"reach": what})
+                self._joined_hosts.ask(told["host"], reach=what)
             return
         if told["word"] == "here":
             self._has_joined = True

@@ -8,31 +8,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import select
 import time
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch.hosts import HostSlots
-from keras_hvd.world.rendezvous import address as addresses
-from keras_hvd.world.rendezvous import connection, event_loop, gathering
-from keras_hvd.world.rendezvous.connection import BeginTls, ProvenConnection
+from keras_hvd.launch.talk import PATIENCE_SECONDS, Talk
+from keras_hvd.world.rendezvous import connection, gathering
+from keras_hvd.world.rendezvous.connection import ProvenConnection
 from keras_hvd.world.rendezvous.event_loop import EventLoop
 from keras_hvd.world.rendezvous.gathering import Group
 from keras_hvd.world.rendezvous.listener import Listener
 from keras_hvd.world.rendezvous.messages import MessageError
-from keras_hvd.world.rendezvous.nodes import Node, NotMetError
-from keras_hvd.world.rendezvous.proof import Purpose
-from keras_hvd.world.rendezvous.secret import Secret
-
-ALIVE_SECONDS = 2.0
-"""Between two signs of life, in both directions."""
-
-PATIENCE_SECONDS = 15.0
-"""Without one, the other host is gone."""
-
-MOST_BYTES = 1 << 16
-"""Of a message."""
+from keras_hvd.world.rendezvous.nodes import NotMetError
 
 # The other end may be gone.
 _END_SECONDS = 2.0
@@ -45,23 +35,13 @@ _TWICE = (
 )
 
 
+@dataclasses.dataclass
 class _Host:
     """Another host, as long as it is connected."""
 
-    def __init__(self, proven: ProvenConnection, slots: int):
-        self.proven = proven
-        self.slots = slots
-        self._to_say: list[dict[str, Any]] = []
-
-    async def say(self, message: dict[str, Any]) -> None:
-        """Sends a message, after those before. Who receives notices a loss."""
-        self._to_say.append(message)
-        if len(self._to_say) > 1:
-            return
-        with contextlib.suppress(OSError):
-            while self._to_say:
-                await self.proven.send(self._to_say[0])
-                del self._to_say[0]
+    talk: Talk
+    number: int
+    slots: int
 
 
 class JoinedHosts:
@@ -71,34 +51,17 @@ class JoinedHosts:
     open.
 
     Args:
-        node: this host, and how many are waited for at first.
-        secret: that of all hosts.
-        timeout: seconds that it waits for them.
-        tls: begins TLS, if that is wanted.
+        group: the hosts that are waited for at first.
+        slots: those of this host.
     """
 
-    def __init__(
-        self, node: Node, secret: Secret, timeout: float, tls: BeginTls | None
-    ):
-        self.place = addresses.parse(node.rendezvous)
+    def __init__(self, group: Group, slots: int):
+        (self.place,) = group.addresses
         """Where this host listens."""
-        self._own = HostSlots("", node.ranks)
-        self._count = node.count
-        self._group = Group(
-            member="node",
-            purpose=Purpose.HOSTS,
-            number=0,
-            count=node.count,
-            addresses=[self.place],
-            key=secret.key(""),
-            timeout=timeout,
-            interfaces=node.interfaces,
-            tls=tls,
-        )
-        # Another try does not change a malformed name.
-        self._group.sources()
+        self._own = HostSlots("", slots)
+        self._group = group
         self._loop = EventLoop()
-        proving = connection.proving(self._group.key, tls, self._group.is_expected)
+        proving = connection.proving(group.key, group.tls, group.is_expected)
         self._listener = Listener(self._loop, proving, self._welcome)
         self._listening_at: list[str] = []
         self._hosts: dict[str, _Host] = {}
@@ -117,12 +80,12 @@ class JoinedHosts:
                 self._loop.poll()
             except RendezvousError as error:
                 raise NotMetError(str(error)) from None
-            if len(self.named) >= self._count and self._slots >= least:
+            if len(self.named) >= self._group.count and self._slots >= least:
                 break
             self._wait_until(deadline)
             if time.monotonic() > deadline:
                 why = self._missing(least)
-                self._tell_all({"refused": why})
+                self._tell_all(refused=why)
                 raise NotMetError(why)
         self._has_changed = False
         return self.named
@@ -135,7 +98,7 @@ class JoinedHosts:
         """Why it waits no longer."""
         return (
             f"node 0, at {self._group.place}, waited {self._group.timeout:g} s, and "
-            f"{len(self.named)} of {self._count} hosts are there, with "
+            f"{len(self.named)} of {self._group.count} hosts are there, with "
             f"{self._slots} of {least} ranks: start khvdrun on the others within "
             "--start-timeout (KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at their own "
             f"errors{gathering.hints(self._group, self._listener, self._listening_at)}"
@@ -144,7 +107,7 @@ class JoinedHosts:
     @property
     def named(self) -> list[HostSlots]:
         """The hosts that there are, this one first."""
-        by_number = sorted(self._hosts.items(), key=lambda each: each[1].proven.peer)
+        by_number = sorted(self._hosts.items(), key=lambda each: each[1].number)
         others = [HostSlots(name, each.slots) for name, each in by_number]
         return [self._own, *(each for each in others if each.slots)]
 
@@ -166,21 +129,21 @@ class JoinedHosts:
         has_changed, self._has_changed = self._has_changed, False
         return has_changed
 
-    def ask(self, host: str, message: dict[str, Any]) -> None:
+    def ask(self, host: str, **message: Any) -> None:
         """Sends a host a message, if it is still there."""
         if host in self._hosts:
-            self._loop.start(self._hosts[host].say(message))
+            self._hosts[host].talk.say(**message)
             self._loop.poll()
 
     def end(self, code: int) -> None:
         """Tells all hosts how the job has ended."""
-        self._tell_all({"end": code})
+        self._tell_all(end=code, why="")
         self._loop.close()
 
-    def _tell_all(self, message: dict[str, Any]) -> None:
+    def _tell_all(self, **message: Any) -> None:
         """Tells all hosts the last that there is to say."""
         for name in [*self._hosts]:
-            self.ask(name, message)
+            self.ask(name, **message)
         deadline = time.monotonic() + _END_SECONDS
         while self._hosts and time.monotonic() < deadline:
             # They end the connection.
@@ -210,34 +173,30 @@ class JoinedHosts:
         if refusal:
             self._listener.strangers[proven.host] = refusal
             return
-        proven.stream.deadline = time.monotonic() + PATIENCE_SECONDS
-        told = await proven.receive(MOST_BYTES)
-        slots, host_name = told.get("ranks"), told.get("host_name")
+        with contextlib.closing(Talk(self._loop, proven)) as talk:
+            await self._hear(talk, proven.peer)
+
+    async def _hear(self, talk: Talk, number: int) -> None:
+        told = await talk.hear()
+        slots, host_name = told.get("slots"), told.get("host_name")
         if type(slots) is not int or not 0 < slots <= _MOST_SLOTS:
             return
-        if any(each.proven.peer == proven.peer for each in self._hosts.values()):
-            await proven.send({"refused": _TWICE.format(proven.peer)})
+        if any(each.number == number for each in self._hosts.values()):
+            talk.say(refused=_TWICE.format(number))
+            # It ends the connection.
+            await talk.hear()
             return
         # What has happened on it before counts no more.
-        self._times[proven.peer] += 1
-        again = "-" + str(self._times[proven.peer])
-        name = f"node{proven.peer}{again if again != '-1' else ''}@{host_name}"
-        host = self._hosts[name] = _Host(proven, slots)
+        self._times[number] += 1
+        again = "-" + str(self._times[number])
+        name = f"node{number}{again if again != '-1' else ''}@{host_name}"
+        host = self._hosts[name] = _Host(talk, number, slots)
         self._has_changed = True
-        alive = self._loop.start(_show_life(host))
         try:
             while True:
-                proven.stream.deadline = time.monotonic() + PATIENCE_SECONDS
-                if "leaves" in await proven.receive(MOST_BYTES):
+                if "leaves" in await talk.hear():
                     host.slots = 0
                     self._has_changed = True
         finally:
-            self._loop.cancel(alive)
             del self._hosts[name]
             self._has_changed = True
-
-
-async def _show_life(host: _Host) -> None:
-    while True:
-        await event_loop.pause(ALIVE_SECONDS)
-        await host.say({"alive": True})

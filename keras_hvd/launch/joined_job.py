@@ -1,25 +1,28 @@
-"""The ranks of a host that has joined a membership service.
+"""The ranks of a host that has joined a membership service, or a first host.
 
-They are started as the service asks for it, and go on while it is started again. A
+They are started as those ask for it, and go on while a service is started again. A
 signal makes them leave at their next commit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import select
 import selectors
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.launch import report
+from keras_hvd.launch import rank, report, tunnel
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Stage
+from keras_hvd.launch.output import Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.speaking_job import SpeakingJob
 from keras_hvd.launch.talk import Talk
@@ -27,7 +30,7 @@ from keras_hvd.world.launchers.variables import RENDEZVOUS
 from keras_hvd.world.rendezvous import connection, gathering, network_interfaces
 from keras_hvd.world.rendezvous.connection import Call, RefusedError
 from keras_hvd.world.rendezvous.event_loop import EventLoop
-from keras_hvd.world.rendezvous.gathering import Group
+from keras_hvd.world.rendezvous.gathering import Group, RendezvousClient
 from keras_hvd.world.rendezvous.messages import MessageError
 from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.renewal import Renewal, Words
@@ -56,8 +59,10 @@ class _Service:
         group: where and how it is reached.
         hello: makes the first message.
         on_told: acts on a message, and also on `lost`, the end of the connection, and
-            on `gone`, the end of all patience, with the reasons.
+            on `gone`, the end of all patience, with what is to be said of it.
     """
+
+    name = "the membership service"
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class _Service:
     ):
         self.own_address = ""
         """This host's, as it is reached from there."""
+        self.place = f"{self.name} at {group.place}"
         self._group = group
         self._patience = group.timeout
         self._hello = hello
@@ -114,25 +120,29 @@ class _Service:
                 return
             except OSError as error:
                 why = f"{error.strerror or error}, for {self._patience:g} s"
-                self._on_told({"gone": why})
+                self._on_told({"gone": f"error: {self.place} is not there: {why}"})
                 return
-            with contextlib.closing(talk):
-                self._talk = talk
-                # That may be an address that other hosts do not reach.
-                self.own_address = network_interfaces.reached_as(
-                    [talk.own_address], self._group.interfaces
-                )
-                talk.say(**self._hello())
-                try:
-                    while True:
-                        told = await talk.hear()
-                        self._patience = told.get("patience", self._patience)
-                        self._on_told(told)
-                except (OSError, MessageError) as error:
-                    self._talk = None
-                    how = getattr(error, "strerror", None) or error
-                    until = f"another one is awaited for {self._patience:g} s"
-                    self._on_told({"lost": f"{how}; {until}"})
+            # That may be an address that other hosts do not reach.
+            self.own_address = network_interfaces.reached_as(
+                [talk.own_address], self._group.interfaces
+            )
+            how = await self._hear(talk)
+            until = f"another one is awaited for {self._patience:g} s"
+            self._on_told({"lost": f"{self.place} is lost: {how}; {until}"})
+
+    async def _hear(self, talk: Talk) -> str:
+        """Acts on what is said, until the connection ends; returns why it did."""
+        with contextlib.closing(talk):
+            self._talk = talk
+            talk.say(**self._hello())
+            try:
+                while True:
+                    told = await talk.hear()
+                    self._patience = told.get("patience", self._patience)
+                    self._on_told(told)
+            except (OSError, MessageError) as error:
+                self._talk = None
+                return getattr(error, "strerror", None) or str(error)
 
     async def _connect(self) -> Talk:
         group = self._group
@@ -145,12 +155,30 @@ class _Service:
         return Talk(self._loop, proven)
 
 
+class _FirstHost(_Service):
+    """The connection with the first host's `khvdrun`, with which the job ends."""
+
+    name = "node 0"
+
+    async def _keep(self) -> None:
+        deadline = time.monotonic() + self._group.timeout
+        client = RendezvousClient(self._loop, self._group, deadline)
+        with contextlib.closing(client):
+            try:
+                await client.connect()
+            except RendezvousError as error:
+                self._on_told({"gone": f"error: {error}"})
+                return
+            (proven,) = client.keep()
+        how = await self._hear(Talk(self._loop, proven))
+        self._on_told({"gone": f"{self.place} is gone: {how}"})
+
+
 class JoinedJob(SpeakingJob):
     """The part of a job that this host has."""
 
     def __init__(self, *arguments: Any, group: Group):
         super().__init__(*arguments)
-        self._place = f"the membership service at {group.place}"
         self._listen(self._node_ranks.job)
         self._name = ""  # this host's, in the job
         self._record: dict[str, Any] | None = None
@@ -158,11 +186,14 @@ class JoinedJob(SpeakingJob):
         self._asked: dict[int, dict[str, Any]] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._ends: dict[int, dict[str, Any]] = {}
+        self._tunnels = itertools.count()
         # Where the ranks of the first job meet, if rank 0 is here.
         self._offered = ""
         self._is_leaving = False
         self._code: int | None = None
-        self._service = _Service(group, self._hello, self._on_told)
+        is_first_host = group.purpose == Purpose.HOSTS
+        joined = _FirstHost if is_first_host else _Service
+        self._service = joined(group, self._hello, self._on_told)
         events = selectors.EVENT_READ
         self._selector.register(self._service, events, self._service.poll)
 
@@ -209,12 +240,30 @@ class JoinedJob(SpeakingJob):
                 self._terminate()
             case {"end": code, "why": why}:
                 self._finish(code, why)
+            case {"reach": at_and_what}:
+                self._reach(*at_and_what)
             case {"refused": why}:
-                self._finish(TRY_AGAIN, f"error: {self._place} refuses: {why}")
-            case {"lost": how}:
-                self._say(f"{self._place} is lost: {how}")
+                self._finish(TRY_AGAIN, f"error: {self._service.place} refuses: {why}")
+            case {"lost": why}:
+                self._say(why)
             case {"gone": why}:
-                self._finish(TRY_AGAIN, f"error: {self._place} is not there: {why}")
+                self._finish(TRY_AGAIN, why)
+
+    def _reach(self, at: str, name: str, command: str) -> None:
+        """Starts this host's end of a tunnel, which starts a rank."""
+        program = tunnel.dial(at, name, command)
+        environment = {**os.environ, **self._options.variables}
+        ends = subprocess.DEVNULL, 1, 2
+        try:
+            process = rank.spawn(program, program[0], environment, None, ends)
+        except (OSError, subprocess.SubprocessError) as error:
+            # Node 0 waits for it, but not for ever.
+            self._say(f"error: a rank cannot be started: {error}")
+            return
+        # Each has a number of its own here, and the first host knows the rank's.
+        number = next(self._tunnels)
+        self._states[number] = {}
+        self._ranks.append(Rank(number, process, [], Tail(0)))
 
     def _start_as_asked(self, number: int, told: dict[str, Any]) -> None:
         self._asked[number] = told

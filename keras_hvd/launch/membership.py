@@ -2,24 +2,27 @@
 
 It has no processes, no connections and no clock of its own. Starts and ends of
 processes, their words and lists of hosts go in; acts come out, for `launch/elastic.py`
-to do in their order.
+or `launch/membership_service.py` to do in their order.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from keras_hvd.launch.hosts import HostSlots
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.slots import Slots
 from keras_hvd.launch.starts import Starts
 from keras_hvd.world.launchers.variables import RENDEZVOUS
 
-FOLLOWS = dict.fromkeys(("KERAS_HVD_CROSS_RANK", "KERAS_HVD_CROSS_SIZE"), "")
-"""Variables that follow when ranks of several hosts meet."""
+# Variables of a rank that is alone, which follow when ranks of several hosts meet.
+_ALONE = {"KERAS_HVD_CROSS_RANK": "0", "KERAS_HVD_CROSS_SIZE": "1"}
+_FOLLOWS = dict.fromkeys(_ALONE, "")
 
 # The times in a row that all ranks are there and cannot join.
 _MOST_TRIES = 3
@@ -146,6 +149,8 @@ class Membership:
         self._waiting: dict[int, bool] = {}
         # For how many functions, one after another, each has called.
         self._turns = dict.fromkeys(self.members, 0)
+        # The ranks that new ones are about to have.
+        self._to_come: dict[int, int] = {}
         # Where ranks can meet if this one is rank 0.
         self._offered: dict[int, str] = {}
         self._joining: list[int] = []  # those that have places in the next job
@@ -161,6 +166,28 @@ class Membership:
         self._deadline = math.inf
         self._interrupt = ""
         self._why_over = ""  # why there is no next job
+
+    @classmethod
+    def of_options(
+        cls,
+        options: Options,
+        job: str,
+        slots: Slots,
+        clock: Callable[[], float],
+        lists_change: bool,
+        meets: bool,
+    ) -> Membership:
+        """That of a job that begins with these options; the rest as the class."""
+        assert options.least_ranks is not None, "or it is no such job"
+        assert options.elastic_timeout is not None, "or it is no such job"
+        most = options.most_ranks or options.ranks
+        limits = Limits(
+            *(options.least_ranks, most, options.elastic_timeout, options.reset_limit)
+        )
+        may_grow = lists_change or len([*slots]) > options.ranks
+        starts = Starts(options.cooldown_range, may_grow, range(options.ranks), clock)
+        given = job, options.ranks, limits, slots, starts, clock
+        return cls(*given, lists_change, meets)
 
     # ---- What comes out
 
@@ -194,6 +221,29 @@ class Membership:
         """Whether this one has not joined so far."""
         return number not in self.members and number not in self._leavers
 
+    def start_of(self, number: int) -> tuple[dict[str, str], dict[str, Any]]:
+        """The variables with which a rank is started, and what its `Renewal` has."""
+        is_new = self.is_new(number)
+        own = [number] if is_new else self.members
+        variables = self._slots.place(own, own.index(number))
+        if is_new:
+            # It is alone until it calls the function.
+            job = f"{self._name}.{number}.{self._starts.count(number)}"
+            variables |= {"KERAS_HVD_JOB": job, **_ALONE}
+        else:
+            variables |= {
+                "KERAS_HVD_JOB": self._name,
+                "KERAS_HVD_REQUIRE_SIZE": str(len(own)),
+                **(_FOLLOWS if self._meets else {}),
+            }
+        return variables, {
+            "number": number,
+            "slot": self._slots[number].number,
+            "gains": self._starts.are_allowed,
+            "is_new": is_new,
+            "rank_to_come": self._rank_to_come(number),
+        }
+
     # ---- Going on elsewhere
 
     def record(self) -> dict[str, Any]:
@@ -204,6 +254,8 @@ class Membership:
             "formed": self._formed,
             "changes": self._changes,
             "has_met": self._has_met,
+            "to_come": [*self._to_come.items()],
+            "starts": self._starts.record(),
         }
 
     def resume(
@@ -222,7 +274,8 @@ class Membership:
         """
         self.members = [*record["members"]]
         self.job, self._formed = record["current"], record["formed"]
-        self._changes = record["changes"]
+        self._changes, self._to_come = record["changes"], dict(record["to_come"])
+        self._starts.resume(record["starts"], ranks.keys() - {*self.members})
         is_here = any(each["is_here"] for each in ranks.values())
         self._has_met = record["has_met"] or is_here
         self._running = {*self.members, *ranks}
@@ -393,6 +446,7 @@ class Membership:
                 self._starts.cancel(number)
                 continue
             self._starts.begin(number)
+            self._to_come[number] = self._next_to_come
             self._running.add(number)
             self._acts.append(Start(number, self._starts.count(number)))
         if now >= self._deadline:
@@ -414,6 +468,16 @@ class Membership:
     @property
     def _new_ones(self) -> list[int]:
         return [number for number in sorted(self._running) if self.is_new(number)]
+
+    def _rank_to_come(self, number: int) -> int:
+        """The rank that a new one is about to have, unless others come or go."""
+        return self._to_come.get(number, len(self.members))
+
+    @property
+    def _next_to_come(self) -> int:
+        """The first rank after all others that no new one has been told."""
+        told = {*map(self._rank_to_come, self._new_ones)}
+        return next(n for n in itertools.count(len(self.members)) if n not in told)
 
     @property
     def _left(self) -> list[int]:
@@ -586,13 +650,14 @@ class Membership:
         leaving = self._leaving
         of_job = [number for number in self._left if number not in leaving]
         new = [number for number in self._waiting if number not in self.members]
+        new.sort(key=self._rank_to_come)
         self._joining = [*of_job, *new]
         for number in leaving:
             self._let_leave(number)
         of_job_to_come = {"KERAS_HVD_JOB": self._next}
         if self._meets:
             place = self._offered[self._joining[0]]
-            of_job_to_come |= {**FOLLOWS, RENDEZVOUS: place}
+            of_job_to_come |= {**_FOLLOWS, RENDEZVOUS: place}
         for at, number in enumerate(self._joining):
             variables = {**self._slots.place(self._joining, at), **of_job_to_come}
             self._tell(

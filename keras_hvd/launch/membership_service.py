@@ -22,18 +22,9 @@ from typing import Any
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.job import TRY_AGAIN
-from keras_hvd.launch.membership import (
-    FOLLOWS,
-    Kill,
-    Limits,
-    Membership,
-    Say,
-    Start,
-    Tell,
-)
+from keras_hvd.launch.membership import Kill, Membership, Say, Start, Tell
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.slots import Slots
-from keras_hvd.launch.starts import Starts
 from keras_hvd.launch.talk import Talk
 from keras_hvd.world.rendezvous import connection, event_loop, gathering
 from keras_hvd.world.rendezvous.connection import ProvenConnection
@@ -53,8 +44,6 @@ _END_SECONDS = 2.0
 
 # Those of the job before that have not come back by then are lost.
 _RETURN_SECONDS = 10.0
-
-_ALONE = {"KERAS_HVD_CROSS_RANK": "0", "KERAS_HVD_CROSS_SIZE": "1"}
 
 
 def run(options: Options, group: Group) -> int:
@@ -105,7 +94,6 @@ class _Service:
         self._may_begin = False
         self._job = ""
         self._slots: Slots
-        self._starts: Starts
         self._membership: Membership | None = None
         self._meeting_place = ""
         # The last one, by which another service may go on; before the job is taken up,
@@ -173,24 +161,8 @@ class _Service:
             self._start_one(number, 1)
 
     def _new_membership(self) -> Membership:
-        options = self._options
-        assert options.least_ranks is not None, "it is required"
-        assert options.elastic_timeout is not None, "it has a default"
-        self._starts = Starts(
-            *(options.cooldown_range, True, range(options.ranks)), time.monotonic
-        )
-        most = options.most_ranks or options.ranks
-        timeout, resets = options.elastic_timeout, options.reset_limit
-        return Membership(
-            self._job,
-            options.ranks,
-            Limits(options.least_ranks, most, timeout, resets),
-            self._slots,
-            self._starts,
-            time.monotonic,
-            lists_change=True,
-            meets=True,
-        )
+        given = self._options, self._job, self._slots, time.monotonic
+        return Membership.of_options(*given, lists_change=True, meets=True)
 
     def _note_end(self, number: int, failure: _Failure | None, what: str) -> None:
         membership = self._membership
@@ -272,22 +244,7 @@ class _Service:
             # It has just gone.
             membership.note_no_start(number)
             return
-        is_new = membership.is_new(number)
-        own = [number] if is_new else membership.members
-        variables = self._slots.place(own, own.index(number))
-        if is_new:
-            # It is alone until it calls the function.
-            variables |= {"KERAS_HVD_JOB": f"{self._job}.{number}.{count}", **_ALONE}
-        else:
-            required = {"KERAS_HVD_REQUIRE_SIZE": str(len(own))}
-            variables |= {"KERAS_HVD_JOB": self._job, **FOLLOWS, **required}
-        renewal = {
-            "number": number,
-            "slot": self._slots[number].number,
-            "gains": self._starts.are_allowed,
-            "is_new": is_new,
-            "members": len(membership.members),
-        }
+        variables, renewal = membership.start_of(number)
         host.ranks.add(number)
         host.talk.say(start=number, count=count, variables=variables, renewal=renewal)
 
@@ -300,7 +257,6 @@ class _Service:
             "named": self._named,
             "hosts": [each.name for each in self._hosts],
             "slots": self._slots.known,
-            "starts": self._starts.record(),
             "meeting_place": self._meeting_place,
             "membership": self._membership.record(),
         }
@@ -441,7 +397,6 @@ class _Service:
         self._slots = Slots(self._names(), record["slots"])
         membership = self._membership = self._new_membership()
         members = record["membership"]["members"]
-        self._starts.resume(record["starts"], ranks.keys() - {*members})
         _say(f"the job goes on with this service, and {_counted(len(ranks), 'rank')}")
         membership.resume(record["membership"], ranks)
         for number in members:

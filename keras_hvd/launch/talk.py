@@ -1,9 +1,18 @@
-"""What the membership service and the `khvdrun` of a host say to each other.
+"""What the `khvdrun` of a host and that which it has joined say to each other.
 
 host:     hello     how many slots it has; and, to a service that was started again,
                     the last record, and how its ranks are
+          leaves    its ranks are to leave at a commit
+other:    refused   why the host cannot join
+          end       the job's exit code, and why
+
+A first host besides:
+
+first:    reach     connect to a tunnel, and run a command
+
+And a membership service:
+
 service:  patience  how long a host waits for another service
-          refused   why the host cannot join
           name      the host's
           record    what another service needs to go on from here
           start     a rank, with its variables
@@ -12,12 +21,10 @@ service:  patience  how long a host waits for another service
           at        where the ranks of the first job meet
           fails     the ranks end if they do not do so by themselves
           stops     they end now
-          end       the job's exit code, and why
 host:     meets     a rank joins the first job: rank 0's address, if it is that
           said      a word of a rank
           gone      a rank runs the function no more
           ended     a rank has ended, and how
-          leaves    its ranks are to leave at a commit
 """
 
 from __future__ import annotations
@@ -26,10 +33,15 @@ import contextlib
 import time
 from typing import Any
 
-from keras_hvd.launch.joined_hosts import ALIVE_SECONDS, PATIENCE_SECONDS
 from keras_hvd.world.rendezvous import event_loop
 from keras_hvd.world.rendezvous.connection import ProvenConnection
 from keras_hvd.world.rendezvous.event_loop import EventLoop
+
+PATIENCE_SECONDS = 15.0
+"""Without a sign of life, the other end is gone."""
+
+# Between two of them, in both directions.
+_ALIVE_SECONDS = 2.0
 
 # A record names all ranks.
 _MOST_BYTES = 1 << 24
@@ -78,5 +90,5 @@ class Talk:
 
     async def _show_life(self) -> None:
         while True:
-            await event_loop.pause(ALIVE_SECONDS)
+            await event_loop.pause(_ALIVE_SECONDS)
             self.say(alive=True)

@@ -133,7 +133,7 @@ def _await_others() -> None:
     told = renewal.of(os.environ)
     if told is None or not told.gains:
         return
-    to_come = arrival.Place(told.members, told.members + 1, told.slot)
+    to_come = arrival.Place(told.rank_to_come, told.rank_to_come + 1, told.slot)
     arrival.await_arrival(to_come if told.is_new else None)
 
 

@@ -54,16 +54,16 @@ class Renewal:
         address: of its host, if there are others; "" if there are none.
         gains: whether new ranks may join the job.
         is_new: whether this one is new itself, and still alone.
-        members: the number of ranks of the job that it comes to, as it was started.
+        rank_to_come: the one that it is about to have, if it is new.
         generation: the number of the job that it is in, among those that ranks of this
             `khvdrun` have gone on in, from 1.
 
     Example:
 
-    >>> variables = Renewal("khvdrun-7", 2, 0, is_new=True, members=3).variables()
+    >>> variables = Renewal("khvdrun-7", 2, 0, is_new=True, rank_to_come=3).variables()
     >>> of(variables)
     Renewal(name='khvdrun-7', number=2, slot=0, address='', gains=False, is_new=True, \
-members=3, generation=1)
+rank_to_come=3, generation=1)
     >>> of({})
     """
 
@@ -73,7 +73,7 @@ members=3, generation=1)
     address: str = ""
     gains: bool = False
     is_new: bool = False
-    members: int = 0
+    rank_to_come: int = 0
     generation: int = 1
 
     def variables(self) -> dict[str, str]:

@@ -56,7 +56,6 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.job",
     "keras_hvd.launch.joined_hosts",
     "keras_hvd.launch.joined_job",
-    "keras_hvd.launch.joining",
     "keras_hvd.launch.membership_service",
     "keras_hvd.launch.memory",
     "keras_hvd.launch.rank",

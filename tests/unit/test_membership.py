@@ -438,7 +438,6 @@ class Schedule:
     def keep_record(self):
         self.record = {
             "slots": self.slots.known,
-            "starts": self.starts.record(),
             "membership": self.job.record(),
         }
 
@@ -462,7 +461,6 @@ class Schedule:
             if rank.said:
                 rank.said.clear()
         knows = {number: rank.host_knows for number, rank in running.items()}
-        self.starts.resume(record["starts"], knows.keys() - {*members})
         self.job.resume(record["membership"], knows)
         for number in members:
             if number not in running:
@@ -642,6 +640,42 @@ def test_the_last_that_has_the_state_stays_until_another_one_has_it():
     job.note_waits(2)
     job.note_waits(0)
     assert join(job) == [2]
+
+
+def test_ranks_that_come_at_once_are_told_ranks_of_their_own():
+    """Those that they get if all come, whichever is there first."""
+    slots = Slots([HostSlots("", 4)])
+    starts = Starts((1.0, 1.0), True, range(2), lambda: 0.0)
+    job = Membership("job", 2, Limits(1, 4, TIMEOUT), slots, starts, lambda: 0.0)
+    job.note_met()
+    job.act()
+    started = [act.number for act in job.take_acts() if isinstance(act, Start)]
+    assert [rank_to_come(job, number) for number in started] == [2, 3]
+    for number in reversed(started):
+        job.note_here(number, 1)
+        job.note_waits(number, has_state=False)
+    for number in (0, 1):
+        job.note_here(number, 1)
+        job.note_waits(number)
+    assert join(job) == [0, 1, *started]
+
+
+def test_a_rank_that_is_started_again_is_told_no_other_ones_rank():
+    now = [0.0]
+    slots = Slots([HostSlots("", 4)])
+    starts = Starts((1.0, 1.0), True, range(2), lambda: now[0])
+    job = Membership("job", 2, Limits(1, 4, TIMEOUT), slots, starts, lambda: now[0])
+    job.note_met()
+    job.act()
+    job.note_end(2, "rank 2 has ended", has_failed=True)
+    now[0] = 1.0
+    job.act()
+    assert [rank_to_come(job, number) for number in (2, 3)] == [2, 3]
+
+
+def rank_to_come(job, number):
+    _, renewal = job.start_of(number)
+    return renewal["rank_to_come"]
 
 
 def join(job):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.launch.joined_hosts import MOST_BYTES, JoinedHosts
+from keras_hvd.launch.joined_hosts import JoinedHosts
 from keras_hvd.world.rendezvous import address, nodes
 from keras_hvd.world.rendezvous.event_loop import EventLoop
 from keras_hvd.world.rendezvous.gathering import Group, RendezvousClient
@@ -20,9 +20,16 @@ SECRET = Secret(b"only these tests know")
 LATEST = 20
 
 
+def group_of(rendezvous, number, count=2, timeout=LATEST):
+    place = address.parse(rendezvous)
+    return Group(
+        *("node", Purpose.HOSTS, number, count, [place], SECRET.key(""), timeout)
+    )
+
+
 def wait_for_two(rendezvous, timeout):
     """The hosts that the first one has met; it then knows them no more."""
-    joined = JoinedHosts(Node(0, 2, 1, rendezvous), SECRET, timeout, None)
+    joined = JoinedHosts(group_of(rendezvous, 0, timeout=timeout), 1)
     named = joined.wait_for_all(1)
     joined.end(0)
     return named
@@ -30,11 +37,7 @@ def wait_for_two(rendezvous, timeout):
 
 def join(rendezvous, *packed):
     """What another host is told first that says this."""
-    group = Group(
-        *("node", Purpose.HOSTS, 1, 2, [address.parse(rendezvous)]),
-        *(SECRET.key(""), LATEST),
-    )
-    loop = EventLoop()
+    loop, group = EventLoop(), group_of(rendezvous, 1)
 
     async def run():
         client = RendezvousClient(loop, group, time.monotonic() + LATEST)
@@ -43,7 +46,7 @@ def join(rendezvous, *packed):
         for each in packed:
             await proven.send_packed(each)
         try:
-            return await proven.receive(MOST_BYTES)
+            return await proven.receive(1 << 16)
         except OSError as error:
             return type(error)
         finally:
@@ -52,14 +55,14 @@ def join(rendezvous, *packed):
     return loop.run(run())
 
 
-RIGHT = pack({"ranks": 3, "host_name": "b", "pid": 7})
+RIGHT = pack({"slots": 3, "host_name": "b"})
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        [pack({"ranks": "many", "host_name": "b"})],
-        [pack({"ranks": True})],
+        [pack({"slots": "many", "host_name": "b"})],
+        [pack({"slots": True})],
         [pack({})],
         [b"no message"],
     ],
@@ -69,13 +72,13 @@ def test_a_host_that_says_nonsense_is_left_and_others_may_come(
 ):
     threads.start("first", wait_for_two, rendezvous, LATEST)
     assert join(rendezvous, *words) is ConnectionResetError
-    assert join(rendezvous, RIGHT) == {"end": 0}
+    assert join(rendezvous, RIGHT) == {"end": 0, "why": ""}
     assert [each.slots for each in threads.end()["first"]] == [1, 3]
 
 
 def test_a_first_host_that_waits_for_no_other_listens_at_once(rendezvous):
     """Before it forks: each process would begin to listen, or complain at its end."""
-    joined = JoinedHosts(Node(0, 1, 1, rendezvous), SECRET, LATEST, None)
+    joined = JoinedHosts(group_of(rendezvous, 0, count=1), 1)
     joined.wait_for_all(1)
     place = address.parse(rendezvous)
     socket.create_connection(place).close()
