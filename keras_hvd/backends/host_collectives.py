@@ -121,7 +121,6 @@ class Together:
         script_end.note_collective()
         given = (native.Tensor * len(tensors))(*map(_given, tensors))
         request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
             kind=kind,
             name=name.encode(),
             count=len(tensors),

@@ -26,7 +26,6 @@ class HostAllreduce:
             dtype=_FLOAT32, rank=1, shape=self._shape, input=memory, output=memory
         )
         self._request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
             kind=_ALLREDUCE,
             name=name.encode(),
             reduce_op=op,

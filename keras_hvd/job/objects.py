@@ -293,7 +293,6 @@ def _tensor(array: np.ndarray) -> native.Tensor:
 def _run(kind: int, name: str, tensor: native.Tensor, **fields: Any) -> None:
     script_end.note_collective()
     request = native.Request(
-        struct_size=ctypes.sizeof(native.Request),
         kind=kind,
         name=name.encode(),
         submitter=next(_callers),

@@ -308,7 +308,6 @@ def _start_engine(
 ) -> None:
     """Makes the engine join, which waits for the ranks of this host."""
     options = native.Options(
-        struct_size=ctypes.sizeof(native.Options),
         job=world.job.encode(),
         **{name: getattr(world, name) for name in _PLACE},
         **dataclasses.asdict(given),
