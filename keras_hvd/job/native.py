@@ -31,6 +31,23 @@ _BUILD_INFO = "build_info.json"
 # The first TensorFlow that ops can be built for: bazel/find_tensorflow.py.
 _OLDEST = "2.16"
 
+
+def _numbers_of(names: str) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names.split())}
+
+
+_REDUCED = (
+    "uint8 int8 int32 int64 float16 bfloat16 float32 float64 bool uint32 uint64 "
+    "float8_e5m2 float8_e4m3fn"
+)
+REDUCED_DTYPES = _numbers_of(_REDUCED)
+"""khvd_dtype, by the names of NumPy and TensorFlow: types that can be reduced."""
+DTYPES = _numbers_of(f"{_REDUCED} int16 uint16 complex64 complex128")
+"""The same, with those that are only moved."""
+
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+"""khvd_kind, as far as Python itself asks for them."""
+
 Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 Allocate = ctypes.CFUNCTYPE(
     ctypes.c_void_p,

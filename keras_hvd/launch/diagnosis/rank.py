@@ -16,9 +16,6 @@ from keras_hvd.job.system_files import lines_of
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.world import initialization
 
-# khvd_kind of tf_ops/engine/c_api.h
-_BARRIER = 3
-
 _AGREE = "diagnose/agree"
 _SECONDS = 0.5
 _LEAST_CALLS = 7
@@ -118,7 +115,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
 
 
 def _barrier() -> None:
-    request = native.Request(kind=_BARRIER, name=b"diagnose")
+    request = native.Request(kind=native.BARRIER, name=b"diagnose")
     basics.check(native.engine().khvd_run(ctypes.byref(request)))
 
 

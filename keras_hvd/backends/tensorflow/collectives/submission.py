@@ -24,35 +24,12 @@ _UNNAMED = "unnamed_"
 # XLA compiles them for the shapes that their results have in a job.
 _SHAPED_BY_JOB = {"allgather", "alltoall", "reducescatter"}
 
-_REDUCED = (
-    tf.uint8,
-    tf.int8,
-    tf.int32,
-    tf.int64,
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.bool,
-    tf.uint32,
-    tf.uint64,
-    # Not all supported versions of TensorFlow have these as attributes.
-    tf.as_dtype("float8_e5m2"),
-    tf.as_dtype("float8_e4m3fn"),
-)
+_REDUCED = tuple(map(tf.as_dtype, native.REDUCED_DTYPES))
 _MOVED = (
-    *_REDUCED,
-    tf.int16,
-    tf.uint16,
-    tf.complex64,
-    tf.complex128,
-    tf.qint8,
-    tf.quint8,
-    tf.qint16,
-    tf.quint16,
-    tf.qint32,
-    tf.as_dtype("int4"),
-    tf.as_dtype("uint4"),
+    *map(tf.as_dtype, native.DTYPES),
+    *(tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
+    # Not all supported versions of TensorFlow have these as attributes.
+    *(tf.as_dtype("int4"), tf.as_dtype("uint4")),
 )
 
 # From now on, TensorFlow calls them for every op of every `tf.function`.
