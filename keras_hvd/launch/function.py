@@ -24,7 +24,7 @@ from keras_hvd.launch.exchange import Arrived, Exchange
 from keras_hvd.launch.options import Options
 from keras_hvd.world.rendezvous import open_files
 
-_ROOT = str(pathlib.Path(__file__).resolve().parents[1])
+_ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 
 # Ranks use this process' copy of keras_hvd.
 _IMPORT = f"import sys; sys.path.insert(0, {_ROOT!r}); "
