@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 import select
 import shlex
 import signal
@@ -17,6 +18,7 @@ from keras_hvd.launch import (
     membership_service,
     node_ranks,
     other_launchers,
+    processes,
     reachable,
     recorded,
 )
@@ -58,6 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nothing is left to flush there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
+
+
+def run_for(parent: str, options: str) -> int:
+    """Runs `khvdrun` for the process `parent`, with options from a file."""
+    processes.die_with_parent(int(parent))
+    with open(options, "rb") as file:
+        return run(pickle.load(file))
 
 
 def run(options: Options) -> int:

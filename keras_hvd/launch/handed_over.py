@@ -21,7 +21,6 @@ from keras_hvd.launch.output import (
     Stream,
     Tail,
     WholeLines,
-    is_of_tensorflows_start,
 )
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
@@ -244,16 +243,7 @@ class HandedOver(Job):
             who = first.process or "it is not known which rank"
             yield f"{who} failed first; {ended}"
             return
-        last_words = [
-            line
-            for line in tails.get(first.rank, [])
-            if not is_of_tensorflows_start(line)
-        ]
-        if last_words:
-            yield f"rank {first.rank}'s stderr ended with:"
-            yield from (f"    {line}" for line in last_words)
-        else:
-            yield f"rank {first.rank} wrote nothing to stderr"
+        yield from report.last_words(first.rank, tails.get(first.rank, []))
         how = f": it was killed by {first.signal.name}" if first.signal else ""
         yield f"rank {first.rank} failed first{how}; {ended}"
 
