@@ -13,12 +13,7 @@ import numpy as np
 from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.backends.current import framework
 from keras_hvd.backends.global_generator import global_generator
-from keras_hvd.backends.labels import (
-    are_alike,
-    labels_of,
-    place_in_program,
-    take_place,
-)
+from keras_hvd.backends.labels import are_alike, labels_of, place_in_program, take_place
 from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.variables import LocalVariables, identity, leaves_of
 from keras_hvd.callbacks.coordination import DistributedCallback

@@ -150,12 +150,16 @@ def writers_among(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
 
 def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:
     """The callbacks that a callback holds in attributes, such as a wrapper's."""
-    for value in list(vars(callback).values()):
+    held = list(held_by(callback))
+    return (each for each in held if isinstance(each, keras.callbacks.Callback))
+
+
+def held_by(callback: keras.callbacks.Callback) -> Iterator[Any]:
+    """The objects in a callback's attributes, also in their lists and dicts."""
+    for value in vars(callback).values():
         if isinstance(value, dict):
             value = list(value.values())
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(each, keras.callbacks.Callback):
-                yield each
+        yield from value if isinstance(value, (list, tuple)) else [value]
 
 
 @functools.cache
