@@ -97,11 +97,7 @@ class Together:
         script_end.note_collective()
         given = (native.Tensor * len(tensors))(*map(_given, tensors))
         request = native.Request(
-            kind=kind,
-            name=name.encode(),
-            count=len(tensors),
-            tensors=given,
-            **fields,
+            kind=kind, name=name.encode(), count=len(tensors), tensors=given, **fields
         )
         pending = ctypes.c_void_p()
         basics.check(

@@ -170,7 +170,5 @@ def _silent_class(plain: type) -> type:
     silent = [_SILENT[each] for each in WRITERS if issubclass(plain, each)]
     names = ("__doc__", "__module__", "__qualname__")
     return type(plain)(
-        plain.__name__,
-        (plain, *silent),
-        {name: getattr(plain, name) for name in names},
+        plain.__name__, (plain, *silent), {name: getattr(plain, name) for name in names}
     )

@@ -491,7 +491,9 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
     if mine["cut"].policy == "file":
         text = f"by files, {mine['files']} for {size} ranks"
     else:
-        text = "by elements, each rank every " + _ordinal(size)
+        text = "by elements, each rank every " + {2: "2nd", 3: "3rd"}.get(
+            size, f"{size}th"
+        )
         if mine["why"]:
             text += f"; not by files, as {mine['why']}"
     log.write("info", f"keras_hvd.data.shard: {text}")
@@ -512,7 +514,3 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
             "function",
             stacklevel=3,
         )
-
-
-def _ordinal(number: int) -> str:
-    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")

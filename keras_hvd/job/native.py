@@ -200,10 +200,7 @@ _REQUEST = ctypes.POINTER(Request)
 # name: (result, arguments...)
 _FUNCTIONS: dict[str, tuple] = {
     "khvd_init": (_INT, ctypes.POINTER(Options)),
-    "khvd_links": (
-        *(_INT32, _Int32, _Int32),
-        *(_INT32S, ctypes.POINTER(Link), _Int32),
-    ),
+    "khvd_links": (_INT32, _Int32, _Int32, _INT32S, ctypes.POINTER(Link), _Int32),
     "khvd_shutdown": (_INT,),
     "khvd_leave": (_INT, _TEXT),
     "khvd_is_initialized": (_INT,),

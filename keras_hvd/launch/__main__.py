@@ -106,7 +106,9 @@ def run(options: Options) -> int:
         if options.discovery_script:
             options = _discover(options)
         if options.hosts:
-            _require_interfaces(options)
+            # Ranks of this host must be reached.
+            names = settings.network_interfaces({**os.environ, **options.variables})
+            network_interfaces.reachable(names)
         if options.dry_run:
             what = shlex.join(options.command)
             print(f"{options.ranks} times on {_where(options)}: {what}")
@@ -173,12 +175,6 @@ def _discover(options: Options) -> Options:
     timeout = settings.init_timeout({**os.environ, **options.variables})
     named = discovery.wait_for(options.ranks, timeout)
     return dataclasses.replace(options, hosts=tuple(named))
-
-
-def _require_interfaces(options: Options) -> None:
-    """Raises RendezvousError if ranks of this host could not be reached."""
-    names = settings.network_interfaces({**os.environ, **options.variables})
-    network_interfaces.reachable(names)
 
 
 def _where(options: Options) -> str:

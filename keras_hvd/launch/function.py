@@ -390,9 +390,7 @@ def _with_sources(traceback: str) -> str:
 
 
 def _results(
-    outcomes: Sequence[call.Outcome | None],
-    code: int,
-    exchange: Exchange | None = None,
+    outcomes: Sequence[call.Outcome | None], code: int, exchange: Exchange | None = None
 ) -> list[Any]:
     """The results of the ranks; raises unless all have returned."""
     left = {rank: each for rank, each in enumerate(outcomes) if each is not None}

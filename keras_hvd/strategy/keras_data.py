@@ -62,10 +62,7 @@ def rows_of_rank(
             )
     rows = [int(each.shape[0]) for each in leaves]
     same_leaves = [each for each in keras.tree.flatten(data[same]) if each is not None]
-    described = {
-        "rows": rows,
-        f"checksum of {same}": [*map(_checksum, same_leaves)],
-    }
+    described = {"rows": rows, f"checksum of {same}": [*map(_checksum, same_leaves)]}
     require_same(method, described, strategy)
     process_set = strategy.extended.process_set
     rank, size = process_set.rank(), process_set.size()

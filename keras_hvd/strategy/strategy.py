@@ -86,9 +86,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
     """
 
     def __init__(
-        self,
-        process_set: ProcessSet = global_process_set,
-        device: str | None = None,
+        self, process_set: ProcessSet = global_process_set, device: str | None = None
     ) -> None:
         arrival.require_arrived("Strategy")
         _refuse(process_set, device)

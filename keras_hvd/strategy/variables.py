@@ -127,9 +127,7 @@ def equal_values() -> Iterator[None]:
 
 
 def _created(
-    next_creator: Callable[..., Any],
-    arguments: dict[str, Any],
-    process_set: ProcessSet,
+    next_creator: Callable[..., Any], arguments: dict[str, Any], process_set: ProcessSet
 ) -> Any:
     given = arguments.get("initial_value")
     if given is None:

@@ -271,8 +271,7 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
         )
     digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
     return environment.World(
-        *(rank, size, rank, size, 0, 1),
-        job_name(f"{launched.job}/{digest}"),
+        *(rank, size, rank, size, 0, 1), job_name(f"{launched.job}/{digest}")
     )
 
 

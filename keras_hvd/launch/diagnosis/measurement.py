@@ -122,9 +122,7 @@ def run(options: Options) -> Figures | Finding:
         )
     except subprocess.TimeoutExpired:
         return failure(
-            count(options.ranks, "rank"),
-            f"not done after {patience} s",
-            advice,
+            count(options.ranks, "rank"), f"not done after {patience} s", advice
         )
     answers = [
         json.loads(line) for line in ended.stdout.splitlines() if line[:1] == "{"

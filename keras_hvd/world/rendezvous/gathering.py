@@ -292,10 +292,7 @@ class RendezvousServer:
             f"{group.count} did not come: start all within --start-timeout "
             "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at their own errors"
         )
-        return text + self._hints()
-
-    def _hints(self) -> str:
-        return hints(self._group, self._listener, self.listening_at)
+        return text + hints(group, self._listener, self.listening_at)
 
     def _not_ready(self) -> str:
         missing = [n for n, member in self._members.items() if not member.said]

@@ -147,10 +147,7 @@ class Name(NamedTuple):
 
 
 def name_of(
-    kind: str,
-    name: str | None,
-    ignore_name_scope: bool = False,
-    process_set: int = 0,
+    kind: str, name: str | None, ignore_name_scope: bool = False, process_set: int = 0
 ) -> Name:
     """The names of a collective.
 
