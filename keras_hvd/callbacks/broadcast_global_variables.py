@@ -220,10 +220,7 @@ class BroadcastGlobalVariables(DistributedCallback):
 
 
 def _take_statistics(model: keras.Model) -> None:
-    """Makes layers that were adapted to data use their variables' present values.
-
-    They compute with constants that are copies of these variables.
-    """
+    """Makes adapted layers, which hold copies, use their variables' present values."""
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()

@@ -342,10 +342,7 @@ class SharedWeights:
     # --- checksums -----------------------------------------------------------------
 
     def _comparable(self, of_ranks: list[Checksums]) -> dict[int, Checksums]:
-        """Checksums of the ranks that train with this one; none if not comparable.
-
-        All these ranks come to the same result.
-        """
+        """Checksums of the ranks that train with this one; none if not comparable."""
         mine = of_ranks[basics.rank()]
         if basics.rank() not in mine.ranks:
             return {}

@@ -405,10 +405,7 @@ def _count_own(
 def _settle(
     graph: DatasetGraph, cut: _Cut, first: dict[str, Any], place: int, size: int
 ) -> None:
-    """Makes everything before the cut give the same elements on all ranks, always.
-
-    `first` is the first rank's proposal.
-    """
+    """Makes all before the cut, as the `first` rank proposes it, alike on all ranks."""
     seeds = first["seeds"]
     inner = [each for n in graph.before(cut.dataset) for each in graph.inner(n)]
     for each, of_first in zip(inner, first["inner seeds"]):

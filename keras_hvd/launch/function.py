@@ -274,10 +274,7 @@ def _arrived(arrived: Arrived, code: int) -> call.Outcome | None:
 
 
 def _khvdrun(options: Options, exchange: Exchange | None = None) -> int:
-    """Runs `khvdrun`, shows its output as this process', and returns the exit code.
-
-    `exchange` is the one with the ranks of several hosts.
-    """
+    """Runs `khvdrun`, shows its output as this process', and returns the exit code."""
     stdout = _output_to(sys.stdout, sys.__stdout__)
     stderr = _output_to(sys.stderr, sys.__stderr__)
     # A notebook's cell shows progress bars as a terminal does.

@@ -155,10 +155,7 @@ class Job:
             self._serve()
 
     def _wait_for(self, act: Callable[[], object]) -> None:
-        """Runs `act` in a thread of its own, until it has ended or a signal comes.
-
-        Raises RuntimeError if there is no room for a thread.
-        """
+        """Runs `act` in a thread, if there is room, until it ends or a signal comes."""
         ended, writing = os.pipe2(os.O_CLOEXEC)
 
         def run() -> None:

@@ -194,10 +194,7 @@ def _build(plain, model, strategy, iterator, data_batch):
 
 
 def _build_by_trace(model: keras.Model, batch: Any) -> None:
-    """Creates all variables of a training without Keras' symbols.
-
-    These are dense and have a known number of dimensions.
-    """
+    """Creates all variables of a training without Keras' symbols, which are dense."""
 
     @tf.function(autograph=False)
     def call(batch):
@@ -310,10 +307,7 @@ def _joined(value: Any, parts: list[tf.Tensor]) -> Any:
 
 
 def _strategy_of(model: Any, method: str) -> Any:
-    """The strategy that a model trains under, if it has several ranks.
-
-    Raises if the model was created elsewhere, or the strategy has only some ranks.
-    """
+    """The strategy of a model, if it has several ranks; raises if they cannot train."""
     strategy = current_strategy.of_model(model)
     if strategy is None:
         return None

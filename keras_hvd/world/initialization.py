@@ -254,10 +254,7 @@ def _meet(
 
 
 def _part(launched: environment.World, members: list[int]) -> environment.World:
-    """This process' place in the job of these members, as far as known.
-
-    Raises KerasHvdError if they have no way to meet.
-    """
+    """This process' place in the job of these members, who may have no way to meet."""
     rank, size = members.index(launched.rank), len(members)
     if launched.way is not None and launched.way.parts_meet:
         # The places on hosts follow when the members have met.

@@ -176,10 +176,7 @@ def _python(program: str) -> list[str]:
 def _end_in_time(
     patience: float, command: list[str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess:
-    """Runs khvdrun. After a time-out or Ctrl-C, lets it end its ranks and waits.
-
-    `subprocess.run` would kill it, and leave the ranks.
-    """
+    """Runs khvdrun, which ends its ranks itself after a time-out or Ctrl-C."""
     parent = os.getpid()
 
     def prepare() -> None:
