@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from keras_hvd.exceptions import NotInitializedError
@@ -112,10 +112,12 @@ def alone() -> Iterator[None]:
         _to_come = to_come
 
 
-def _note_read(quantity: str) -> None:
+def _place(quantity: str, here: Callable[[], int]) -> int:
     # Traces that hold a place to come are made anew in every job.
     told = quantity if _to_come is None else "a place to come"
     later_jobs.note_read(told, sys._getframe(2))
+    found = here()
+    return found if _to_come is None else getattr(_to_come, quantity)
 
 
 def rank() -> int:
@@ -138,9 +140,7 @@ def rank() -> int:
     >>> keras_hvd.rank()
     0
     """
-    _note_read("rank")
-    found = basics.rank()
-    return found if _to_come is None else _to_come.rank
+    return _place("rank", basics.rank)
 
 
 def size() -> int:
@@ -161,9 +161,7 @@ def size() -> int:
     >>> keras_hvd.size()
     1
     """
-    _note_read("size")
-    found = basics.size()
-    return found if _to_come is None else _to_come.size
+    return _place("size", basics.size)
 
 
 def local_rank() -> int:
@@ -185,6 +183,4 @@ def local_rank() -> int:
     >>> keras_hvd.local_rank()
     0
     """
-    _note_read("local_rank")
-    found = basics.local_rank()
-    return found if _to_come is None else _to_come.local_rank
+    return _place("local_rank", basics.local_rank)

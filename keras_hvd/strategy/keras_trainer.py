@@ -17,6 +17,8 @@ from keras.src.backend.tensorflow import trainer as trainer_module
 from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
+from keras_hvd.callbacks.coordination import surround
 from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.callbacks.writers import let_write
 from keras_hvd.job import said_once
@@ -24,7 +26,6 @@ from keras_hvd.job.process_sets import global_process_set
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.traced_steps import STANDS_FOR
 from keras_hvd.strategy import keras_patches, no_rows, reduction
-from keras_hvd.strategy.keras_callback import coordinated, listed
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
 from keras_hvd.strategy.keras_optimizer import require_made_under
@@ -74,15 +75,49 @@ def _fit(plain, model, *args, **kwargs):
         if current_strategy.of_model(model) is not None:
             # A rank alone has no callback of ours that does it.
             given = _arguments(plain, model, args, kwargs).get("callbacks")
-            let_write(listed(given), True)
+            let_write(_listed(given), True)
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
     given = {name: arguments.get(name) is not None for name in ("validation_data", "y")}
     described = given | {name: arguments.get(name) for name in _COMPARED_OF_FIT}
     require_same("fit", described, strategy, remedy=_SAME_ARGUMENTS)
-    arguments["callbacks"] = coordinated(arguments.get("callbacks"), model)
+    arguments["callbacks"] = _coordinated(arguments.get("callbacks"), model)
     vars(model).pop(_STATISTICS_DIFFER, None)
     return plain(**arguments)
+
+
+class BroadcastInitialState(BroadcastGlobalVariables):
+    """Broadcasts rank 0's initial state, which a callback may have restored there.
+
+    Like every keras_hvd callback it also coordinates `fit`: rank 0 alone prints and
+    writes, moving statistics are averaged, and all ranks stop together.
+
+    Example:
+
+    >>> [type(each).__name__ for each in _coordinated([], keras.Sequential())]
+    ['BroadcastInitialState']
+    """
+
+
+def _coordinated(callbacks: Any, model: keras.Model) -> Any:
+    """The callbacks of a `fit`, with `BroadcastInitialState` added."""
+    start = BroadcastInitialState()
+    given = _listed(callbacks)
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return [start, *given]
+    if not any(isinstance(each, BroadcastInitialState) for each in given):
+        callbacks.callbacks.insert(0, start)
+        keras.callbacks.Callback.set_model(start, model)
+        surround(callbacks, model)
+        callbacks.set_params(callbacks.params)
+    return callbacks
+
+
+def _listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """The callbacks that `fit` was given, in any form."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return keras.tree.flatten(callbacks or [])
 
 
 def _quietly(method, plain, model, *args, **kwargs):
