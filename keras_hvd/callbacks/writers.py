@@ -14,6 +14,8 @@ from typing import Any
 
 import keras
 
+from keras_hvd.job.temporary import temporarily
+
 
 def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
     """Stands for a method that writes."""
@@ -28,26 +30,19 @@ class _SilentCSVLogger(keras.callbacks.CSVLogger):
     filename: Any
 
     def on_train_begin(self, logs=None):
-        filename, self.filename = self.filename, os.devnull
-        try:
+        with temporarily(self, "filename", os.devnull):
             super().on_train_begin(logs)
-        finally:
-            self.filename = filename
 
 
 class _SilentModelCheckpoint(keras.callbacks.ModelCheckpoint):
     verbose: Any
 
     def _save_model(self, epoch, batch, logs):
-        verbose, self.verbose = self.verbose, 0
-        try:
-            # Rank 0 warns.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                # This also keeps the best value.
-                self._should_save_model(epoch, batch, logs, self.filepath)
-        finally:
-            self.verbose = verbose
+        # Rank 0 warns.
+        with temporarily(self, "verbose", 0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # This also keeps the best value.
+            self._should_save_model(epoch, batch, logs, self.filepath)
 
 
 class _SilentRemoteMonitor(keras.callbacks.RemoteMonitor):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from keras_hvd.exceptions import NotInitializedError
 from keras_hvd.job import basics, later_jobs
+from keras_hvd.job.temporary import temporarily
 
 
 class Place(NamedTuple):
@@ -93,11 +94,8 @@ def within_step() -> Iterator[None]:
 
     A step makes the variables of a model that a state is to have.
     """
-    was_within, _thread.is_within_step = _thread.is_within_step, True
-    try:
+    with temporarily(_thread, "is_within_step", True):
         yield
-    finally:
-        _thread.is_within_step = was_within
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.callbacks.writers import let_write
 from keras_hvd.job import said_once
 from keras_hvd.job.process_sets import global_process_set
+from keras_hvd.job.temporary import temporarily
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.traced_steps import STANDS_FOR
 from keras_hvd.strategy import keras_patches, no_rows, reduction
@@ -171,8 +172,9 @@ for _method in ("test_on_batch", "predict_on_batch"):
     keras_patches.replaces(keras.Model, _method)(functools.partial(_on_rows, _method))
 
 
-@contextlib.contextmanager
-def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
+def _marked(
+    model: Any, kind: str, has_rows: bool | None
+) -> contextlib.AbstractContextManager[None]:
     """Tells a model's function whether the batches that it gets are this rank's."""
     getattr(model, f"make_{kind}_function")()
     name = f"{kind}_function"
@@ -184,11 +186,7 @@ def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
         return function([no_rows.Rows(each, own) for each in data])
 
     setattr(marked, STANDS_FOR, function)
-    setattr(model, name, marked)
-    try:
-        yield
-    finally:
-        setattr(model, name, function)
+    return temporarily(model, name, marked)
 
 
 @keras_patches.replaces(keras.Model, "_maybe_symbolic_build")

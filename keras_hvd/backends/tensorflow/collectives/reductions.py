@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
 from keras_hvd.backends.tensorflow.collectives.graph_names import function_graph
+from keras_hvd.job.temporary import temporarily
 
 # An attribute that marks tensors as reduced.
 _REDUCED_BY = "_keras_hvd_reduced_by"
@@ -130,15 +131,9 @@ def note_broadcast() -> None:
     _broadcasts += 1
 
 
-@contextlib.contextmanager
-def not_by_hand() -> Iterator[None]:
+def not_by_hand() -> contextlib.AbstractContextManager[None]:
     """Marks no results in this block: its collectives are keras_hvd's own."""
-    before = getattr(_here, "own", False)
-    _here.own = True
-    try:
-        yield
-    finally:
-        _here.own = before
+    return temporarily(_here, "own", True)
 
 
 def note(
