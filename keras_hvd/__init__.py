@@ -1,10 +1,10 @@
 """Data-parallel training for Keras 3, from one script to many processes.
 
-Every public name is defined in one module and listed here twice: in `_DEFINED_IN`, and
-under `TYPE_CHECKING` for type checkers (a test keeps the two alike). A module is
-imported when one of its names is first used (PEP 562), so that `khvdrun`, which
-executes this file too, starts without a framework. What depends on the framework is
-listed by its module for TensorFlow; another framework has it in a module of that name.
+Every public name is defined in one module and listed here twice: in `_NAMES`, and under
+`TYPE_CHECKING` for type checkers (a test keeps the two alike). A module is imported
+when one of its names is first used (PEP 562), so that `khvdrun`, which executes this
+file too, starts without a framework. What depends on the framework is listed by its
+module for TensorFlow; another framework has it in a module of that name.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -134,97 +134,62 @@ if TYPE_CHECKING:
     from keras_hvd.world.initialization import init as init
 
 _SUBMODULES = (
-    "callbacks",
-    "data",
-    "elastic",
-    "environment",
-    "exceptions",
-    "keras_tuner",
-    "ray",
-    "spark",
-    "tfx",
+    *("callbacks", "data", "elastic", "environment", "exceptions"),
+    *("keras_tuner", "ray", "spark", "tfx"),
 )
-
-# name: the module under keras_hvd that defines it
-_DEFINED_IN = {
-    "cross_rank": "job.basics",
-    "cross_size": "job.basics",
-    "allow_saving": "backends.tensorflow.guarded_saving",
-    "init": "world.initialization",
-    "is_initialized": "job.basics",
-    "local_rank": "job.arrival",
-    "local_size": "job.basics",
-    "rank": "job.arrival",
-    "shutdown": "job.basics",
-    "size": "job.arrival",
-    "ccl_built": "job.capabilities",
-    "cuda_built": "job.capabilities",
-    "ddl_built": "job.capabilities",
-    "gloo_built": "job.capabilities",
-    "gloo_enabled": "job.capabilities",
-    "is_homogeneous": "job.capabilities",
-    "mpi_built": "job.capabilities",
-    "mpi_enabled": "job.capabilities",
-    "mpi_threads_supported": "job.capabilities",
-    "nccl_built": "job.capabilities",
-    "rocm_built": "job.capabilities",
-    "allgather": "backends.tensorflow.collectives.allgather",
-    "grouped_allgather": "backends.tensorflow.collectives.allgather",
-    "Adasum": "backends.reduce_op",
-    "Average": "backends.reduce_op",
-    "Max": "backends.reduce_op",
-    "Min": "backends.reduce_op",
-    "Product": "backends.reduce_op",
-    "ReduceOp": "backends.reduce_op",
-    "Sum": "backends.reduce_op",
-    "allreduce": "backends.tensorflow.collectives.allreduce",
-    "grouped_allreduce": "backends.tensorflow.collectives.allreduce",
-    "alltoall": "backends.tensorflow.collectives.alltoall",
-    "barrier": "backends.tensorflow.collectives.barrier",
-    "broadcast": "backends.tensorflow.collectives.broadcast",
-    "join": "backends.tensorflow.collectives.join",
-    "grouped_reducescatter": "backends.tensorflow.collectives.reducescatter",
-    "reducescatter": "backends.tensorflow.collectives.reducescatter",
-    "Compression": "backends.tensorflow.compression",
-    "evaluate": "callbacks.evaluation",
-    "ForkedError": "exceptions",
-    "HostsUpdatedInterrupt": "exceptions",
-    "KerasHvdError": "exceptions",
-    "LibraryError": "exceptions",
-    "MismatchError": "exceptions",
-    "NotInitializedError": "exceptions",
-    "RankFailedError": "exceptions",
-    "ShutDownError": "exceptions",
-    "run": "launch.function",
-    "BroadcastGlobalVariablesHook": "backends.tensorflow.global_variables",
-    "broadcast_global_variables": "backends.tensorflow.global_variables",
-    "DistributedGradientTape": "backends.tensorflow.gradients.tape",
-    "PartialDistributedGradientTape": "backends.tensorflow.gradients.tape",
-    "load_model": "optimizer.loading",
-    "allgather_object": "job.objects",
-    "broadcast_object": "job.objects",
-    "broadcast_object_fn": "job.objects",
-    "DistributedOptimizer": "optimizer.distributed_optimizer",
-    "PartialDistributedOptimizer": "optimizer.distributed_optimizer",
-    "local_rank_op": "backends.tensorflow.rank_ops",
-    "local_size_op": "backends.tensorflow.rank_ops",
-    "process_set_included_op": "backends.tensorflow.rank_ops",
-    "rank_op": "backends.tensorflow.rank_ops",
-    "size_op": "backends.tensorflow.rank_ops",
-    "ProcessSet": "job.process_sets",
-    "add_process_set": "job.process_sets",
-    "global_process_set": "job.process_sets",
-    "remove_process_set": "job.process_sets",
-    "warmup_schedule": "callbacks.schedules",
-    "Strategy": "strategy.strategy",
-    "SyncBatchNormalization": "backends.sync_batch_normalization",
-    "broadcast_": "backends.tensorflow.variables",
-    "start_timeline": "timeline",
-    "stop_timeline": "timeline",
-    "broadcast_variables": "backends.tensorflow.variables",
+# By the module under keras_hvd that defines them.
+_NAMES = {
+    "backends.reduce_op": "Adasum Average Max Min Product ReduceOp Sum",
+    "backends.sync_batch_normalization": "SyncBatchNormalization",
+    "backends.tensorflow.collectives.allgather": "allgather grouped_allgather",
+    "backends.tensorflow.collectives.allreduce": "allreduce grouped_allreduce",
+    "backends.tensorflow.collectives.alltoall": "alltoall",
+    "backends.tensorflow.collectives.barrier": "barrier",
+    "backends.tensorflow.collectives.broadcast": "broadcast",
+    "backends.tensorflow.collectives.join": "join",
+    "backends.tensorflow.collectives.reducescatter": (
+        "grouped_reducescatter reducescatter"
+    ),
+    "backends.tensorflow.compression": "Compression",
+    "backends.tensorflow.global_variables": (
+        "broadcast_global_variables BroadcastGlobalVariablesHook"
+    ),
+    "backends.tensorflow.gradients.tape": (
+        "DistributedGradientTape PartialDistributedGradientTape"
+    ),
+    "backends.tensorflow.guarded_saving": "allow_saving",
+    "backends.tensorflow.rank_ops": (
+        "local_rank_op local_size_op process_set_included_op rank_op size_op"
+    ),
+    "backends.tensorflow.variables": "broadcast_ broadcast_variables",
+    "callbacks.evaluation": "evaluate",
+    "callbacks.schedules": "warmup_schedule",
+    "exceptions": (
+        "ForkedError HostsUpdatedInterrupt KerasHvdError LibraryError MismatchError "
+        "NotInitializedError RankFailedError ShutDownError"
+    ),
+    "job.arrival": "local_rank rank size",
+    "job.basics": "cross_rank cross_size is_initialized local_size shutdown",
+    "job.capabilities": (
+        "ccl_built cuda_built ddl_built gloo_built gloo_enabled is_homogeneous "
+        "mpi_built mpi_enabled mpi_threads_supported nccl_built rocm_built"
+    ),
+    "job.objects": "allgather_object broadcast_object broadcast_object_fn",
+    "job.process_sets": (
+        "add_process_set global_process_set ProcessSet remove_process_set"
+    ),
+    "launch.function": "run",
+    "optimizer.distributed_optimizer": (
+        "DistributedOptimizer PartialDistributedOptimizer"
+    ),
+    "optimizer.loading": "load_model",
+    "strategy.strategy": "Strategy",
+    "timeline": "start_timeline stop_timeline",
+    "world.initialization": "init",
 }
+_DEFINED_IN = {name: each for each, names in _NAMES.items() for name in names.split()}
 
-__all__ = list(_SUBMODULES) + list(_DEFINED_IN)
+__all__ = [*_SUBMODULES, *_DEFINED_IN]
 
 
 def __getattr__(name: str) -> Any:

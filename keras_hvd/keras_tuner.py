@@ -278,11 +278,7 @@ class _InTrial(DistributedCallback):
         if basics.rank() != 0:
             for each in enclosing_list(self).callbacks:
                 if isinstance(each, SaveBestEpoch):
-                    each._save_model = _save_nothing
-
-
-def _save_nothing() -> None:
-    pass
+                    each._save_model = lambda: None
 
 
 def _require_reduced(model: keras.Model) -> None:

@@ -14,17 +14,19 @@ def importer(
     defined_in: Mapping[str, str],
     libraries: Sequence[str] = (),
     advice: Callable[[], str] = str,
-) -> Callable[[str], Any]:
-    """A package's `__getattr__` (PEP 562).
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A package's `__getattr__` and `__dir__` (PEP 562).
 
     `defined_in` has the module of each name, `libraries` what they import beside
     keras_hvd, and `advice` how to get that.
 
     Example:
 
-    >>> get = importer("json", {"JSONDecoder": "decoder"})
+    >>> get, names = importer("json", {"JSONDecoder": "decoder"})
     >>> get("JSONDecoder").__name__
     'JSONDecoder'
+    >>> "JSONDecoder" in names()
+    True
     >>> get("Decoder")
     Traceback (most recent call last):
     AttributeError: module 'json' has no attribute 'Decoder'
@@ -46,4 +48,7 @@ def importer(
         setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *defined_in})
+
+    return get, names

@@ -124,10 +124,7 @@ class GradientReduction:
 def _places(
     groups: Sequence[Sequence[str]], variables: Sequence[Any]
 ) -> Iterator[list[int]]:
-    """The indices in `variables` of each group's, which has their paths.
-
-    A path that several variables share belongs to no group.
-    """
+    """The indices of each group's variables; a path that several share is in none."""
     paths = [path(variable) for variable in variables]
     times = collections.Counter(paths)
     places = {each: i for i, each in enumerate(paths) if times[each] == 1}

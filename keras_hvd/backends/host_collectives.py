@@ -13,32 +13,6 @@ from keras_hvd import exceptions
 from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.job import basics, native, script_end
 
-# khvd_dtype and khvd_kind of tf_ops/engine/c_api.h
-_DTYPES = {
-    "uint8": 0,
-    "int8": 1,
-    "int32": 2,
-    "int64": 3,
-    "float16": 4,
-    "bfloat16": 5,
-    "float32": 6,
-    "float64": 7,
-    "bool": 8,
-    "uint32": 9,
-    "uint64": 10,
-    "float8_e5m2": 11,
-    "float8_e4m3fn": 12,
-}
-_MOVED_DTYPES = {
-    **_DTYPES,
-    "int16": 13,
-    "uint16": 14,
-    "complex64": 15,
-    "complex128": 16,
-}
-_ALLREDUCE = 0
-_BROADCAST = 2
-
 
 class HostTensor(NamedTuple):
     """A tensor whose elements are in host memory, without gaps."""
@@ -95,9 +69,9 @@ class Together:
         Raises TypeError if the tensors' type cannot be reduced.
         """
         for each in tensors:
-            _require_type("reduced", each, _DTYPES)
+            _require_type("reduced", each, native.REDUCED_DTYPES)
         self._begin(
-            _ALLREDUCE,
+            native.ALLREDUCE,
             name,
             tensors,
             reduce_op=int(op),
@@ -112,8 +86,10 @@ class Together:
 
         Raises TypeError if the tensor's type cannot be sent.
         """
-        _require_type("sent", tensor, _MOVED_DTYPES)
-        self._begin(_BROADCAST, name, [tensor], root=root, process_set=process_set)
+        _require_type("sent", tensor, native.DTYPES)
+        self._begin(
+            native.BROADCAST, name, [tensor], root=root, process_set=process_set
+        )
 
     def _begin(
         self, kind: int, name: str, tensors: Sequence[HostTensor], **fields: Any
@@ -121,12 +97,7 @@ class Together:
         script_end.note_collective()
         given = (native.Tensor * len(tensors))(*map(_given, tensors))
         request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
-            kind=kind,
-            name=name.encode(),
-            count=len(tensors),
-            tensors=given,
-            **fields,
+            kind=kind, name=name.encode(), count=len(tensors), tensors=given, **fields
         )
         pending = ctypes.c_void_p()
         basics.check(
@@ -161,7 +132,7 @@ class Together:
 
 def _given(tensor: HostTensor) -> native.Tensor:
     return native.Tensor(
-        dtype=_MOVED_DTYPES[tensor.dtype],
+        dtype=native.DTYPES[tensor.dtype],
         rank=len(tensor.shape),
         shape=(ctypes.c_int64 * len(tensor.shape))(*tensor.shape),
         input=tensor.address,

@@ -13,12 +13,7 @@ import numpy as np
 from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.backends.current import framework
 from keras_hvd.backends.global_generator import global_generator
-from keras_hvd.backends.labels import (
-    are_alike,
-    labels_of,
-    place_in_program,
-    take_place,
-)
+from keras_hvd.backends.labels import are_alike, labels_of, place_in_program, take_place
 from keras_hvd.backends.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.backends.variables import LocalVariables, identity, leaves_of
 from keras_hvd.callbacks.coordination import DistributedCallback
@@ -225,10 +220,7 @@ class BroadcastGlobalVariables(DistributedCallback):
 
 
 def _take_statistics(model: keras.Model) -> None:
-    """Makes layers that were adapted to data use their variables' present values.
-
-    They compute with constants that are copies of these variables.
-    """
+    """Makes adapted layers, which hold copies, use their variables' present values."""
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()

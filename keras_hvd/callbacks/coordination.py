@@ -23,15 +23,15 @@ from keras_hvd.callbacks import stopping, training_progress
 from keras_hvd.callbacks.meeting import meet
 from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.training_progress import progress
-from keras_hvd.callbacks.weights import SharedWeights, average_statistics
+from keras_hvd.callbacks.weights import (
+    SharedWeights,
+    average_statistics,
+    process_sets_of,
+)
 from keras_hvd.callbacks.writers import callbacks_in, let_write, writers_among
 from keras_hvd.job import basics, log, said_once
 from keras_hvd.job.objects import allgather_object
-from keras_hvd.optimizer.distributed_class import (
-    is_distributed,
-    reduces_with,
-    shared_settings,
-)
+from keras_hvd.optimizer.distributed_class import is_distributed, shared_settings
 from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing
@@ -311,10 +311,7 @@ _OURS = (DistributedCallback, _BeforeOthers, _AfterOthers)
 
 def _trained_with(model: keras.Model) -> list[list[int]]:
     """The sets of ranks that the model's gradients are reduced in."""
-    distributed = filter(is_distributed, model_leaf_optimizers(model))
-    sets = [reduces_with(leaf).ranks for leaf in distributed]
-    # A tape's set is unknown, but most likely has all ranks.
-    return sets or [[*range(basics.size())]]
+    return [each.ranks for each in process_sets_of(model)]
 
 
 def _require_same_epochs(epochs: list[int | None]) -> None:
@@ -392,16 +389,13 @@ def _require_same_decisions(
     of_ranks = allgather_object(decisions, name="keras_hvd/decisions")
     for what in {key: None for each in of_ranks for key in each}:
         values = [each.get(what) for each in of_ranks]
-        if len({value for value in values if value is not None}) > 1:
-            shown = ", ".join(
-                f"{value} on rank {rank}"
-                for rank, value in enumerate(values)
-                if value is not None
-            )
+        decided = [rank for rank, value in enumerate(values) if value is not None]
+        if len({values[rank] for rank in decided}) > 1:
             raise RuntimeError(
-                f"{what} {shown}: the ranks' weights would drift apart. Give the same "
-                "callbacks to all ranks, and put keras_hvd.callbacks.MetricAverage() "
-                "before those that decide by the logs, so that all see the same"
+                f"{what} {_by_rank(values, decided)}: the ranks' weights would drift "
+                "apart. Give the same callbacks to all ranks, and put "
+                "keras_hvd.callbacks.MetricAverage() before those that decide by the "
+                "logs, so that all see the same"
                 f"{weights.about_callbacks()}."
             )
 
@@ -491,9 +485,7 @@ def _locals_among(
     return {identity for each in ours for identity in each.locals_among(variables)}
 
 
-def enclosing_list(
-    callback: keras.callbacks.Callback,
-) -> keras.callbacks.CallbackList:
+def enclosing_list(callback: keras.callbacks.Callback) -> keras.callbacks.CallbackList:
     """The CallbackList that is calling this callback's `set_model`."""
     # Keras does not pass it on.
     found = calling(keras.callbacks.CallbackList)

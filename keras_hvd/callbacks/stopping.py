@@ -13,12 +13,12 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 
-from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, callbacks_in
+from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, callbacks_in, held_by
 from keras_hvd.job import basics
 from keras_hvd.job.host_allreduce import HostAllreduce
 
@@ -213,7 +213,7 @@ def _needed_within_batches(callback: keras.callbacks.Callback) -> When:
     seen: set[int] = set()
     # A hook that cannot be read may do anything.
     unseen = not all(map(_is_readable, hooks))
-    if unseen or any(_mentions(each, seen) for each in [*own, *_held_by(callback)]):
+    if unseen or any(_mentions(each, seen) for each in [*own, *held_by(callback)]):
         return When.AT_ONCE
     return When.A_STEP_LATER
 
@@ -221,14 +221,6 @@ def _needed_within_batches(callback: keras.callbacks.Callback) -> When:
 def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
     method = getattr(callback, hook)
     return getattr(method, "__func__", None) is getattr(keras.callbacks.Callback, hook)
-
-
-def _held_by(callback: keras.callbacks.Callback) -> Iterator[Any]:
-    """The objects in a callback's attributes, such as functions of LambdaCallback."""
-    for value in vars(callback).values():
-        if isinstance(value, dict):
-            value = list(value.values())
-        yield from value if isinstance(value, (list, tuple)) else [value]
 
 
 def _is_readable(found: Any) -> bool:

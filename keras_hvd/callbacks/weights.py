@@ -29,7 +29,10 @@ from keras_hvd.optimizer.distributed_class import (
     local_variables,
     reduces_with,
 )
-from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.nested_optimizers import (
+    model_leaf_optimizers,
+    model_optimizers,
+)
 
 # Of BatchNormalization.
 _STATISTICS = (
@@ -205,11 +208,7 @@ class SharedWeights:
         if places["only_first_replica"]:
             firsts = [weights[place] for place in places["only_first_replica"]]
             framework.broadcast_variables(firsts, process_set.ranks[0], process_set)
-        return {
-            *places["mean"],
-            *places["sum"],
-            *places["only_first_replica"],
-        }
+        return {*places["mean"], *places["sum"], *places["only_first_replica"]}
 
     def _add_up(self, places: list[int], process_set: ProcessSet) -> None:
         """Adds up the ranks' additions since the epoch's first step."""
@@ -283,7 +282,11 @@ class SharedWeights:
         for place in _differing(after):
             if place in differed:
                 continue
-            changed = [rank for rank in after if _changed(before, after, rank, place)]
+            changed = [
+                rank
+                for rank, each in after.items()
+                if each.of_weights[place] != before[rank].of_weights[place]
+            ]
             if len({after[rank].of_weights[place] for rank in changed}) > 1:
                 raise self._drifts([place], after, "at the end of training")
             roots[changed[0]].append(place)
@@ -339,10 +342,7 @@ class SharedWeights:
     # --- checksums -----------------------------------------------------------------
 
     def _comparable(self, of_ranks: list[Checksums]) -> dict[int, Checksums]:
-        """Checksums of the ranks that train with this one; none if not comparable.
-
-        All these ranks come to the same result.
-        """
+        """Checksums of the ranks that train with this one; none if not comparable."""
         mine = of_ranks[basics.rank()]
         if basics.rank() not in mine.ranks:
             return {}
@@ -376,7 +376,9 @@ class SharedWeights:
         for layer in layers_of(self._model):
             own = [*layer._trainable_variables, *layer._non_trainable_variables]
             identities = {identity(each) for each in own}
-            if not local.isdisjoint(identities) or _is_stateful(layer):
+            # A stateful layer keeps state of its rank's own rows.
+            is_stateful = isinstance(layer, keras.layers.RNN) and layer.stateful
+            if is_stateful or not local.isdisjoint(identities):
                 local |= identities
         is_here = framework.current_strategy.of_model(self._model) is not None
         for weight in weights:
@@ -420,12 +422,6 @@ def _alike(before: dict[int, Checksums], now: dict[int, Checksums]) -> bool:
     )
 
 
-def _changed(
-    before: dict[int, Checksums], after: dict[int, Checksums], rank: int, place: int
-) -> bool:
-    return before[rank].of_weights[place] != after[rank].of_weights[place]
-
-
 def _aggregation(weight: keras.Variable) -> str:
     """How the ranks' values are combined; "none" also where they cannot be."""
     aggregation = weight.aggregation
@@ -444,22 +440,17 @@ def _average(weights: list[keras.Variable], process_set: ProcessSet, name: str) 
         weight.assign(average)
 
 
+def process_sets_of(model: keras.Model) -> list[ProcessSet]:
+    """The process sets in which the model's gradients are reduced, at least one."""
+    distributed = filter(is_distributed, model_leaf_optimizers(model))
+    # A tape's set is unknown, but most likely has all ranks.
+    return [*map(reduces_with, distributed)] or [global_process_set]
+
+
 def _trained_by(model: keras.Model) -> ProcessSet | None:
-    """The ranks that train the model together; None if its optimizers differ in that.
-
-    A tape's set is unknown, but most likely has all ranks.
-    """
-    optimizers = model_optimizers(model)
-    leaves = [leaf for each in optimizers for leaf in leaf_optimizers(each)]
-    sets = [reduces_with(leaf) for leaf in leaves if is_distributed(leaf)]
-    if len({tuple(each.ranks) for each in sets}) > 1:
-        return None
-    return sets[0] if sets else global_process_set
-
-
-def _is_stateful(layer: keras.layers.Layer) -> bool:
-    """Whether a layer keeps state of its rank's own rows."""
-    return isinstance(layer, keras.layers.RNN) and layer.stateful
+    """The ranks that train the model together; None if its optimizers differ."""
+    first, *others = process_sets_of(model)
+    return first if all(each.ranks == first.ranks for each in others) else None
 
 
 def _is_ours(callback: keras.callbacks.Callback) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import keras
 
+from keras_hvd.job.temporary import temporarily
+
 
 def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
     """Stands for a method that writes."""
@@ -28,26 +30,19 @@ class _SilentCSVLogger(keras.callbacks.CSVLogger):
     filename: Any
 
     def on_train_begin(self, logs=None):
-        filename, self.filename = self.filename, os.devnull
-        try:
+        with temporarily(self, "filename", os.devnull):
             super().on_train_begin(logs)
-        finally:
-            self.filename = filename
 
 
 class _SilentModelCheckpoint(keras.callbacks.ModelCheckpoint):
     verbose: Any
 
     def _save_model(self, epoch, batch, logs):
-        verbose, self.verbose = self.verbose, 0
-        try:
-            # Rank 0 warns.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                # This also keeps the best value.
-                self._should_save_model(epoch, batch, logs, self.filepath)
-        finally:
-            self.verbose = verbose
+        # Rank 0 warns.
+        with temporarily(self, "verbose", 0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # This also keeps the best value.
+            self._should_save_model(epoch, batch, logs, self.filepath)
 
 
 class _SilentRemoteMonitor(keras.callbacks.RemoteMonitor):
@@ -150,12 +145,16 @@ def writers_among(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
 
 def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:
     """The callbacks that a callback holds in attributes, such as a wrapper's."""
-    for value in list(vars(callback).values()):
+    held = list(held_by(callback))
+    return (each for each in held if isinstance(each, keras.callbacks.Callback))
+
+
+def held_by(callback: keras.callbacks.Callback) -> Iterator[Any]:
+    """The objects in a callback's attributes, also in their lists and dicts."""
+    for value in vars(callback).values():
         if isinstance(value, dict):
             value = list(value.values())
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(each, keras.callbacks.Callback):
-                yield each
+        yield from value if isinstance(value, (list, tuple)) else [value]
 
 
 @functools.cache
@@ -166,7 +165,5 @@ def _silent_class(plain: type) -> type:
     silent = [_SILENT[each] for each in WRITERS if issubclass(plain, each)]
     names = ("__doc__", "__module__", "__qualname__")
     return type(plain)(
-        plain.__name__,
-        (plain, *silent),
-        {name: getattr(plain, name) for name in names},
+        plain.__name__, (plain, *silent), {name: getattr(plain, name) for name in names}
     )

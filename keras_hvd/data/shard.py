@@ -405,10 +405,7 @@ def _count_own(
 def _settle(
     graph: DatasetGraph, cut: _Cut, first: dict[str, Any], place: int, size: int
 ) -> None:
-    """Makes everything before the cut give the same elements on all ranks, always.
-
-    `first` is the first rank's proposal.
-    """
+    """Makes all before the cut, as the `first` rank proposes it, alike on all ranks."""
     seeds = first["seeds"]
     inner = [each for n in graph.before(cut.dataset) for each in graph.inner(n)]
     for each, of_first in zip(inner, first["inner seeds"]):
@@ -491,7 +488,9 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
     if mine["cut"].policy == "file":
         text = f"by files, {mine['files']} for {size} ranks"
     else:
-        text = "by elements, each rank every " + _ordinal(size)
+        text = "by elements, each rank every " + {2: "2nd", 3: "3rd"}.get(
+            size, f"{size}th"
+        )
         if mine["why"]:
             text += f"; not by files, as {mine['why']}"
     log.write("info", f"keras_hvd.data.shard: {text}")
@@ -512,7 +511,3 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
             "function",
             stacklevel=3,
         )
-
-
-def _ordinal(number: int) -> str:
-    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")

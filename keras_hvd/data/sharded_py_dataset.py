@@ -199,10 +199,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
         return states[0]
 
     def _describe_first_batch(self, state: dict[str, Any]) -> None:
-        """Describes a batch, so that ranks can compare theirs.
-
-        Batches that differ each time, such as augmented ones, are not compared.
-        """
+        """Describes a batch, to compare it, unless each time it is another."""
         own, plain = type(self.inner), keras.utils.PyDataset
         hooks = own.on_epoch_begin, own.on_epoch_end
         is_static = hooks == (plain.on_epoch_begin, plain.on_epoch_end)

@@ -40,9 +40,4 @@ _DEFINED_IN = {
 
 __all__ = sorted(_DEFINED_IN)
 
-
-__getattr__ = importer(__name__, _DEFINED_IN)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = importer(__name__, _DEFINED_IN)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from keras_hvd.exceptions import NotInitializedError
 from keras_hvd.job import basics, later_jobs
+from keras_hvd.job.temporary import temporarily
 
 
 class Place(NamedTuple):
@@ -93,11 +94,8 @@ def within_step() -> Iterator[None]:
 
     A step makes the variables of a model that a state is to have.
     """
-    was_within, _thread.is_within_step = _thread.is_within_step, True
-    try:
+    with temporarily(_thread, "is_within_step", True):
         yield
-    finally:
-        _thread.is_within_step = was_within
 
 
 @contextlib.contextmanager
@@ -112,10 +110,12 @@ def alone() -> Iterator[None]:
         _to_come = to_come
 
 
-def _note_read(quantity: str) -> None:
+def _place(quantity: str, here: Callable[[], int]) -> int:
     # Traces that hold a place to come are made anew in every job.
     told = quantity if _to_come is None else "a place to come"
     later_jobs.note_read(told, sys._getframe(2))
+    found = here()
+    return found if _to_come is None else getattr(_to_come, quantity)
 
 
 def rank() -> int:
@@ -138,9 +138,7 @@ def rank() -> int:
     >>> keras_hvd.rank()
     0
     """
-    _note_read("rank")
-    found = basics.rank()
-    return found if _to_come is None else _to_come.rank
+    return _place("rank", basics.rank)
 
 
 def size() -> int:
@@ -161,9 +159,7 @@ def size() -> int:
     >>> keras_hvd.size()
     1
     """
-    _note_read("size")
-    found = basics.size()
-    return found if _to_come is None else _to_come.size
+    return _place("size", basics.size)
 
 
 def local_rank() -> int:
@@ -185,6 +181,4 @@ def local_rank() -> int:
     >>> keras_hvd.local_rank()
     0
     """
-    _note_read("local_rank")
-    found = basics.local_rank()
-    return found if _to_come is None else _to_come.local_rank
+    return _place("local_rank", basics.local_rank)

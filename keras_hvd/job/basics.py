@@ -154,6 +154,13 @@ def check(code: int) -> None:
     raise exceptions.from_code(code, message)
 
 
+def counters() -> native.Counters:
+    """What the engine has done since `init`. Raises outside of a job."""
+    found = native.Counters()
+    check(native.engine().khvd_get_counters(ctypes.byref(found)))
+    return found
+
+
 def require_initialized(function: str) -> None:
     """Raises unless this process is in the job; `function` is the public caller's name.
 
@@ -254,8 +261,7 @@ def _place(function: str) -> int:
 def _outside(function: str) -> exceptions.KerasHvdError:
     """The error that says why this process is in no job."""
     engine = native.engine()
-    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
-    code = engine.khvd_get_counters(ctypes.byref(counters))
+    code = engine.khvd_get_counters(ctypes.byref(native.Counters()))
     return exceptions.from_code(
         code, f"keras_hvd.{function}(): {engine.khvd_last_error().decode()}"
     )

@@ -7,9 +7,7 @@ import time
 
 from keras_hvd.job import basics, native
 
-# khvd_kind, khvd_dtype and khvd_reduce_op of tf_ops/engine/c_api.h
-_ALLREDUCE = 0
-_FLOAT32 = 6
+# khvd_reduce_op of tf_ops/engine/c_api.h
 SUM, MIN, MAX = 1, 2, 3
 
 
@@ -23,11 +21,14 @@ class HostAllreduce:
     def __init__(self, name: str, memory: int, size: int, op: int = SUM):
         self._shape = (ctypes.c_int64 * 1)(size // 4)
         self._tensor = native.Tensor(
-            dtype=_FLOAT32, rank=1, shape=self._shape, input=memory, output=memory
+            dtype=native.DTYPES["float32"],
+            rank=1,
+            shape=self._shape,
+            input=memory,
+            output=memory,
         )
         self._request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
-            kind=_ALLREDUCE,
+            kind=native.ALLREDUCE,
             name=name.encode(),
             reduce_op=op,
             count=1,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from types import FrameType
+
+from keras_hvd.job.temporary import temporarily
 
 VARIABLE = "KERAS_HVD_RENEWAL"
 """The variable of a rank that may go on in another job."""
@@ -38,8 +39,7 @@ def are_possible() -> bool:
     return VARIABLE in os.environ
 
 
-@contextlib.contextmanager
-def noting(held: set[str]) -> Iterator[None]:
+def noting(held: set[str]) -> contextlib.AbstractContextManager[None]:
     """Adds to `held` what a trace in this block holds of its job, such as "size".
 
     Example:
@@ -51,11 +51,7 @@ def noting(held: set[str]) -> Iterator[None]:
     >>> held
     {'rank'}
     """
-    outer, _trace.held = _trace.held, held
-    try:
-        yield
-    finally:
-        _trace.held = outer
+    return temporarily(_trace, "held", held)
 
 
 def note_held(*quantities: str) -> None:

@@ -31,6 +31,23 @@ _BUILD_INFO = "build_info.json"
 # The first TensorFlow that ops can be built for: bazel/find_tensorflow.py.
 _OLDEST = "2.16"
 
+
+def _numbers_of(names: str) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names.split())}
+
+
+_REDUCED = (
+    "uint8 int8 int32 int64 float16 bfloat16 float32 float64 bool uint32 uint64 "
+    "float8_e5m2 float8_e4m3fn"
+)
+REDUCED_DTYPES = _numbers_of(_REDUCED)
+"""khvd_dtype, by the names of NumPy and TensorFlow: types that can be reduced."""
+DTYPES = _numbers_of(f"{_REDUCED} int16 uint16 complex64 complex128")
+"""The same, with those that are only moved."""
+
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+"""khvd_kind, as far as Python itself asks for them."""
+
 Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 Allocate = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
@@ -39,6 +56,18 @@ Allocate = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_int64),
     ctypes.c_int32,
 )
+
+
+_INT, _INT32, _INT64 = ctypes.c_int, ctypes.c_int32, ctypes.c_int64
+_SIZE, _DOUBLE = ctypes.c_size_t, ctypes.c_double
+_TEXT = ctypes.c_char_p
+_ADDRESS = ctypes.c_void_p
+_INT32S = ctypes.POINTER(_INT32)
+
+
+def _of(kind: type, names: str) -> list[tuple[str, type]]:
+    """Fields of one type that follow each other."""
+    return [(name, kind) for name in names.split()]
 
 
 class _Structure(ctypes.Structure):
@@ -51,72 +80,52 @@ class _Structure(ctypes.Structure):
             raise OverflowError(f"{name} cannot be {value}: the engine has {kept}")
 
 
+class _Sized(_Structure):
+    """A structure that begins with its own size: later versions may be longer."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"struct_size": ctypes.sizeof(self), **fields})
+
+
 class Link(_Structure):
     """khvd_link: a connection with another rank."""
 
-    _fields_ = [
-        ("peer", ctypes.c_int32),
-        ("purpose", ctypes.c_int32),
-        ("fd", ctypes.c_int32),
-        ("tls", ctypes.c_void_p),
-    ]
+    _fields_ = [*_of(_INT32, "peer purpose fd"), ("tls", _ADDRESS)]
 
 
 class Mpi(_Structure):
     """khvd_mpi: the functions and handles of the MPI that carries tensors."""
 
     _fields_ = [
-        ("isend", ctypes.c_void_p),
-        ("issend", ctypes.c_void_p),
-        ("irecv", ctypes.c_void_p),
-        ("test", ctypes.c_void_p),
-        ("error_string", ctypes.c_void_p),
-        ("communicator", ctypes.c_ssize_t),
-        ("byte", ctypes.c_ssize_t),
-        ("handles_are_ints", ctypes.c_int32),
-        ("status_bytes", ctypes.c_int32),
+        *_of(_ADDRESS, "isend issend irecv test error_string"),
+        *_of(ctypes.c_ssize_t, "communicator byte"),
+        *_of(_INT32, "handles_are_ints status_bytes"),
     ]
 
 
-class Options(_Structure):
+class Options(_Sized):
     """khvd_options: this process' place in the job, and the engine's settings."""
 
     _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("rank", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("local_rank", ctypes.c_int32),
-        ("local_size", ctypes.c_int32),
-        ("cross_rank", ctypes.c_int32),
-        ("cross_size", ctypes.c_int32),
-        ("job", ctypes.c_char_p),
-        ("init_timeout", ctypes.c_double),
-        ("stall_warning", ctypes.c_double),
-        ("stall_abort", ctypes.c_double),
-        ("exchange_bytes", ctypes.c_int64),
-        ("fusion_bytes", ctypes.c_int64),
-        ("cores", ctypes.c_int32),
-        ("check", ctypes.c_int32),
-        ("cache_capacity", ctypes.c_int64),
-        ("log_level", ctypes.c_int32),
-        ("log_timestamp", ctypes.c_int32),
-        ("autotune", ctypes.c_int32),
-        ("autotune_log", ctypes.c_char_p),
-        ("autotune_warmup", ctypes.c_int32),
-        ("autotune_steps", ctypes.c_int32),
-        ("autotune_samples", ctypes.c_int32),
-        ("cuda_library", ctypes.c_char_p),
-        ("nccl_library", ctypes.c_char_p),
-        ("nvtx_library", ctypes.c_char_p),
-        ("disable_ranges", ctypes.c_int32),
-        ("hosts", ctypes.POINTER(ctypes.c_int32)),
-        ("host_names", ctypes.POINTER(ctypes.c_char_p)),
-        ("pids", ctypes.POINTER(ctypes.c_int32)),
+        ("struct_size", _SIZE),
+        *_of(_INT32, "rank size local_rank local_size cross_rank cross_size"),
+        ("job", _TEXT),
+        *_of(_DOUBLE, "init_timeout stall_warning stall_abort"),
+        *_of(_INT64, "exchange_bytes fusion_bytes"),
+        *_of(_INT32, "cores check"),
+        ("cache_capacity", _INT64),
+        *_of(_INT32, "log_level log_timestamp autotune"),
+        ("autotune_log", _TEXT),
+        *_of(_INT32, "autotune_warmup autotune_steps autotune_samples"),
+        *_of(_TEXT, "cuda_library nccl_library nvtx_library"),
+        ("disable_ranges", _INT32),
+        ("hosts", _INT32S),
+        ("host_names", ctypes.POINTER(_TEXT)),
+        ("pids", _INT32S),
         ("links", ctypes.POINTER(Link)),
-        ("link_count", ctypes.c_int32),
-        ("host_timeout", ctypes.c_int32),
+        *_of(_INT32, "link_count host_timeout"),
         ("mpi", ctypes.POINTER(Mpi)),
-        ("cancel_fd", ctypes.POINTER(ctypes.c_int32)),
+        ("cancel_fd", _INT32S),
     ]
 
 
@@ -124,63 +133,53 @@ class Tensor(_Structure):
     """khvd_tensor: one contiguous tensor, in host memory or on a GPU."""
 
     _fields_ = [
-        ("dtype", ctypes.c_int),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
+        ("dtype", _INT),
+        ("rank", _INT32),
+        ("shape", ctypes.POINTER(_INT64)),
+        *_of(_ADDRESS, "input output"),
     ]
 
 
-class Request(_Structure):
+class Request(_Sized):
     """khvd_request: a collective that every rank submits under the same name."""
 
     _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("kind", ctypes.c_int),
-        ("name", ctypes.c_char_p),
+        ("struct_size", _SIZE),
+        ("kind", _INT),
+        ("name", _TEXT),
         ("submitter", ctypes.c_uint64),
-        ("process_set", ctypes.c_int32),
-        ("reduce_op", ctypes.c_int),
-        ("root", ctypes.c_int32),
-        ("prescale", ctypes.c_double),
-        ("postscale", ctypes.c_double),
-        ("count", ctypes.c_int32),
+        ("process_set", _INT32),
+        ("reduce_op", _INT),
+        ("root", _INT32),
+        *_of(_DOUBLE, "prescale postscale"),
+        ("count", _INT32),
         ("tensors", ctypes.POINTER(Tensor)),
         ("done", Done),
         ("allocate", Allocate),
-        ("context", ctypes.c_void_p),
-        ("splits", ctypes.POINTER(ctypes.c_int64)),
-        ("split_count", ctypes.c_int32),
-        ("on_gpu", ctypes.c_int32),
-        ("stream", ctypes.c_void_p),
-        ("end", ctypes.POINTER(ctypes.c_void_p)),
-        ("labels", ctypes.c_char_p),
+        ("context", _ADDRESS),
+        ("splits", ctypes.POINTER(_INT64)),
+        *_of(_INT32, "split_count on_gpu"),
+        ("stream", _ADDRESS),
+        ("end", ctypes.POINTER(_ADDRESS)),
+        ("labels", _TEXT),
     ]
 
 
-class Counters(_Structure):
+class Counters(_Sized):
     """khvd_counters: what the engine has done since `init`."""
 
     _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("batches", ctypes.c_int64),
-        ("tensors", ctypes.c_int64),
-        ("bytes", ctypes.c_int64),
-        ("sleeps", ctypes.c_int64),
-        ("lost_wakes", ctypes.c_int64),
-        ("tcp_bytes", ctypes.c_int64),
-        ("mpi_bytes", ctypes.c_int64),
+        ("struct_size", _SIZE),
+        *_of(_INT64, "batches tensors bytes sleeps lost_wakes tcp_bytes mpi_bytes"),
     ]
 
 
-class GpuSupport(_Structure):
+class GpuSupport(_Sized):
     """khvd_gpu_support: the GPUs and the NCCL that the engine can use."""
 
     _fields_ = [
-        ("struct_size", ctypes.c_size_t),
-        ("devices", ctypes.c_int32),
-        ("nccl_version", ctypes.c_int32),
+        ("struct_size", _SIZE),
+        *_of(_INT32, "devices nccl_version"),
         ("text", ctypes.c_char * 512),
     ]
 
@@ -196,20 +195,12 @@ class _Int32(ctypes.c_int32):
         return number
 
 
-_INT = ctypes.c_int
-_INT64 = ctypes.c_int64
-_TEXT = ctypes.c_char_p
-_ADDRESS = ctypes.c_void_p
-_INT32S = ctypes.POINTER(ctypes.c_int32)
 _REQUEST = ctypes.POINTER(Request)
 
 # name: (result, arguments...)
 _FUNCTIONS: dict[str, tuple] = {
     "khvd_init": (_INT, ctypes.POINTER(Options)),
-    "khvd_links": (
-        *(ctypes.c_int32, _Int32, _Int32),
-        *(_INT32S, ctypes.POINTER(Link), _Int32),
-    ),
+    "khvd_links": (_INT32, _Int32, _Int32, _INT32S, ctypes.POINTER(Link), _Int32),
     "khvd_shutdown": (_INT,),
     "khvd_leave": (_INT, _TEXT),
     "khvd_is_initialized": (_INT,),
@@ -309,7 +300,7 @@ def gpu_support(
     >>> gpu_support(engine(), b"/none/libcuda.so.1", b"/none/libnccl.so.2").text
     b'there is no CUDA driver in /none/libcuda.so.1\nthere is no NCCL in /none/...'
     """
-    found = GpuSupport(struct_size=ctypes.sizeof(GpuSupport))
+    found = GpuSupport()
     code = engine.khvd_get_gpu_support(cuda_library, nccl_library, ctypes.byref(found))
     if code != 0:
         text = engine.khvd_last_error().decode(errors="replace")

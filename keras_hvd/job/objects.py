@@ -19,11 +19,6 @@ from keras_hvd.exceptions import KerasHvdError, MismatchError
 from keras_hvd.job import arrival, basics, native, pickling, script_end, unnamed
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
-# khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
-_DTYPES = {np.dtype(np.uint8): 0, np.dtype(np.int64): 3}
-_ALLGATHER = 1
-_BROADCAST = 2
-
 _turns = unnamed.Turns()
 
 # Every call is its own submitter, so a thread's call does not queue behind another's.
@@ -245,7 +240,7 @@ def broadcast_array(
     """Fills `array` with the root's elements; on the root it is only read."""
     tensor = _tensor(array)
     tensor.output = array.ctypes.data
-    _run(_BROADCAST, name, tensor, root=root_rank, process_set=process_set)
+    _run(native.BROADCAST, name, tensor, root=root_rank, process_set=process_set)
 
 
 def _allgather(
@@ -269,7 +264,7 @@ def _allgather(
 
     try:
         _run(
-            _ALLGATHER,
+            native.ALLGATHER,
             name,
             _tensor(array),
             allocate=native.Allocate(allocate),
@@ -283,7 +278,7 @@ def _allgather(
 def _tensor(array: np.ndarray) -> native.Tensor:
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     return native.Tensor(
-        dtype=_DTYPES[array.dtype],
+        dtype=native.DTYPES[array.dtype.name],
         rank=array.ndim,
         shape=shape,
         input=array.ctypes.data,
@@ -293,7 +288,6 @@ def _tensor(array: np.ndarray) -> native.Tensor:
 def _run(kind: int, name: str, tensor: native.Tensor, **fields: Any) -> None:
     script_end.note_collective()
     request = native.Request(
-        struct_size=ctypes.sizeof(native.Request),
         kind=kind,
         name=name.encode(),
         submitter=next(_callers),

@@ -50,7 +50,8 @@ class _OfModules(pickle.Pickler):
 
 class _OfScripts(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if _is_defined(obj) and _is_of_script(obj):
+        is_of_script = _is_defined(obj) and obj.__module__ == "__main__"
+        if is_of_script and _found(obj.__qualname__) is obj:
             return _of_script, (obj.__qualname__, _by_value(obj))
         return super().reducer_override(obj)
 
@@ -65,10 +66,6 @@ class _Limited(io.BytesIO):
 def _is_defined(obj: Any) -> bool:
     """Whether `obj` is a class or a function, which pickle writes as its name."""
     return isinstance(obj, (type, types.FunctionType))
-
-
-def _is_of_script(obj: Any) -> bool:
-    return obj.__module__ == "__main__" and _found(obj.__qualname__) is obj
 
 
 def _found(name: str) -> Any:

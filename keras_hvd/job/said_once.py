@@ -151,11 +151,6 @@ def _is_shown(record: logging.LogRecord) -> bool:
     return False
 
 
-def _silence_absl(module: ModuleType) -> None:
-    # Not before absl has made its logger, which is of a class of its own.
-    _hide_warnings_of("absl")
-
-
 def _silence_keras(io_utils: Any) -> None:
     # Keras' own switch would not do: each thread has its own, clear_session() resets
     # it, and what it turns off still goes to a log.
@@ -179,7 +174,8 @@ def _silence_keras(io_utils: Any) -> None:
 
 # What is changed, when it has been imported.
 _changes: dict[str, Callable[[ModuleType], None]] = {
-    "absl.logging": _silence_absl,
+    # Not before absl has made its logger, which is of a class of its own.
+    "absl.logging": lambda _: _hide_warnings_of("absl"),
     "keras.src.utils.io_utils": _silence_keras,
 }
 

@@ -130,7 +130,7 @@ def _has_collectives(thread: threading.Thread) -> bool:
 
 
 def _requests_ended() -> int:
-    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    counters = native.Counters()
     native.engine().khvd_get_counters(ctypes.byref(counters))
     return counters.tensors
 

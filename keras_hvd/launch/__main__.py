@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 import select
 import shlex
 import signal
@@ -16,6 +17,7 @@ from keras_hvd.launch import (
     membership_service,
     node_ranks,
     other_launchers,
+    processes,
     reachable,
     recorded,
 )
@@ -57,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
+def run_for(parent: str, options: str) -> int:
+    """Runs `khvdrun` for the process `parent`, with options from a file."""
+    processes.die_with_parent(int(parent))
+    with open(options, "rb") as file:
+        return run(pickle.load(file))
+
+
 def run(options: Options) -> int:
     """Runs what the options ask for, and returns the exit code."""
     if options.check_build:
@@ -94,7 +103,9 @@ def run(options: Options) -> int:
         if options.discovery_script:
             options = _discover(options)
         if options.hosts:
-            _require_interfaces(options)
+            # Ranks of this host must be reached.
+            names = settings.network_interfaces({**os.environ, **options.variables})
+            network_interfaces.reachable(names)
         if options.dry_run:
             what = shlex.join(options.command)
             print(f"{options.ranks} times on {_where(options)}: {what}")
@@ -161,12 +172,6 @@ def _discover(options: Options) -> Options:
     timeout = settings.init_timeout({**os.environ, **options.variables})
     named = discovery.wait_for(options.ranks, timeout)
     return dataclasses.replace(options, hosts=tuple(named))
-
-
-def _require_interfaces(options: Options) -> None:
-    """Raises RendezvousError if ranks of this host could not be reached."""
-    names = settings.network_interfaces({**os.environ, **options.variables})
-    network_interfaces.reachable(names)
 
 
 def _where(options: Options) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import functools
 import json
 import os
 import platform
@@ -32,32 +33,22 @@ def run() -> int:
         print(f"not used: another copy, in {folder}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print("\nneeded:")
-    needed: list[tuple[str, Callable[[], str]]] = [
-        ("engine", _engine),
-        *_frameworks(),
-        ("Keras", _keras),
-        ("shared memory", _shared_memory),
-    ]
-    is_complete = all([_show(name, look) for name, look in needed])
+    needed = {"engine": _engine, **_frameworks(), "shared memory": _shared_memory}
+    is_complete = all([_show(name, look) for name, look in needed.items()])
     print("\noptional:")
-    optional: list[tuple[str, Callable[[], str]]] = [
-        ("TLS", _tls),
-        ("MPI", _mpi),
-        ("munge", _munge),
-        ("SLURM", _slurm),
-        ("CUDA", _cuda),
-        ("NCCL", _nccl),
-    ]
-    for name, look in optional:
+    optional = {"TLS": _tls, "MPI": _mpi, "munge": _munge}
+    optional |= {"SLURM": _slurm, "CUDA": _cuda, "NCCL": _nccl}
+    for name, look in optional.items():
         _show(name, look)
     return 0 if is_complete else 1
 
 
-def _frameworks() -> list[tuple[str, Callable[[], str]]]:
-    """The parts for the framework that Keras runs on."""
+def _frameworks() -> dict[str, Callable[[], str]]:
+    """Keras, and the parts for the framework that it runs on."""
+    keras = {"Keras": functools.partial(installed.describe, "keras")}
     if current.framework_name() == "torch":
-        return [("torch", _torch)]
-    return [("TensorFlow", _tensorflow), ("TensorFlow ops", _ops)]
+        return {"torch": functools.partial(installed.describe, "torch"), **keras}
+    return {"TensorFlow": _tensorflow, "TensorFlow ops": _ops, **keras}
 
 
 def _show(name: str, look: Callable[[], str]) -> bool:
@@ -72,10 +63,6 @@ def _show(name: str, look: Callable[[], str]) -> bool:
 def _engine() -> str:
     engine = native.engine()
     return f"{engine._name}, version {engine.khvd_version().decode()}"
-
-
-def _torch() -> str:
-    return installed.describe("torch")
 
 
 def _tensorflow() -> str:
@@ -101,10 +88,6 @@ def _ops() -> str:
     if info["xla"]:
         return built_for
     return f"{built_for}, which lacks what collectives in jit_compile=True need"
-
-
-def _keras() -> str:
-    return installed.describe("keras")
 
 
 def _shared_memory() -> str:

@@ -73,6 +73,11 @@ _OF_JOBS = (
     *("--report", "--status", "--scaling", "--dry-run"),
 )
 
+# Options for jobs with --min-np.
+_OF_ELASTIC_JOBS = (
+    *("--blacklist-cooldown-range", "--elastic-timeout", "--reset-limit", "--max-np"),
+    *("--host-discovery-script", "--launch-agent", "--slots"),
+)
 # Options that a script hardly ever has of its own.
 _UNLIKE_A_COMMANDS = {
     *("-np", "--num-proc", "--hosts", "-hostfile", "--hostfile"),
@@ -170,7 +175,7 @@ def _checked(given: Namespace, command: Sequence[str]) -> Options:
     if given.membership:
         return _service(given, command)
     if given.join:
-        _refuse_for_join(given)
+        _refuse("--join takes part in the job of others", given, _OF_JOBS)
     if given.nnodes is None:
         given.nnodes = (1, 1)
     if given.diagnose:
@@ -222,16 +227,18 @@ def _service(given: Namespace, command: Sequence[str]) -> Options:
     return dataclasses.replace(Options(**as_given), ranks=given.num_proc)
 
 
-def _refuse_for_join(given: Namespace) -> None:
-    _refuse("--join takes part in the job of others", given, _OF_JOBS)
+def _are_given(given: Namespace, *names: str) -> list[str]:
+    """Those of these options that have another value than by default."""
+    sets = {name: BY_NAME[name].sets for name in names}
+    return [
+        name for name in names if getattr(given, sets[name]) != DEFAULTS[sets[name]]
+    ]
 
 
 def _refuse(why: str, given: Namespace, names: Sequence[str]) -> None:
     """Raises UsageError if one of these options is given."""
-    for name in names:
-        sets = BY_NAME[name].sets
-        if getattr(given, sets) != DEFAULTS[sets]:
-            raise UsageError(f"{why}, without {name}")
+    for name in _are_given(given, *names):
+        raise UsageError(f"{why}, without {name}")
 
 
 def _is_elsewhere(given: Namespace, others: Sequence[HostSlots]) -> bool:
@@ -363,13 +370,9 @@ def _behind_the_command(given: Namespace, command: Sequence[str]) -> dict[str, s
     """
     words = itertools.takewhile(lambda word: word != "--", command)
     names = _UNLIKE_A_COMMANDS.intersection(word.partition("=")[0] for word in words)
-    missing = [
-        name
-        for name in sorted(names)
-        if getattr(given, BY_NAME[name].sets) == DEFAULTS[BY_NAME[name].sets]
-    ]
+    missing = names.difference(_are_given(given, *names))
     why = "behind the command, which gets it: khvdrun's own options come before"
-    return dict.fromkeys(missing, why)
+    return dict.fromkeys(sorted(missing), why)
 
 
 def _executable(name: str) -> str:
@@ -431,11 +434,8 @@ def _node(given: Namespace) -> Node | None:
     if most == 1:
         return None
     nodes = str(least) if least == most else f"{least}:{most}"
-    for option, value in (
-        ("--node-rank", given.node_rank),
-        ("--rendezvous", given.rendezvous),
-    ):
-        if value is None:
+    for option in ("--node-rank", "--rendezvous"):
+        if not _are_given(given, option):
             raise UsageError(f"--nnodes {nodes} needs {option} as well")
     if given.node_rank >= least and not given.may_join:
         raise UsageError(f"there is no --node-rank {given.node_rank} of {least}")
@@ -492,19 +492,11 @@ def _hosts(given: Namespace, environment: Mapping[str, str]) -> tuple[HostSlots,
 
 def _check_scaling(given: Namespace) -> None:
     """Refuses options that do not go with several jobs of different sizes."""
-    for is_given, option in (
-        (given.num_proc is not None, "-np"),
-        (given.nnodes != (1, 1), "--nnodes"),
-        (given.host_list is not None, "-H"),
-        (given.hostfile is not None, "--hostfile"),
-        (given.status_port is not None, "--status"),
-        (given.output_directory is not None, "--output-filename"),
-        (given.dry_run, "--dry-run"),
-    ):
-        if is_given:
-            raise UsageError(
-                f"--scaling has jobs of its own on this host, without {option}"
-            )
+    why = "--scaling has jobs of its own on this host"
+    if given.nnodes != (1, 1):
+        raise UsageError(f"{why}, without --nnodes")
+    others = "-np", "-H", "--hostfile", "--status", "--output-filename", "--dry-run"
+    _refuse(why, given, others)
     given.num_proc = max(given.scaling)
 
 
@@ -514,17 +506,8 @@ def _allow_to_join(given: Namespace) -> None:
     given.may_join = least < most or (most > 1 and given.least_ranks is not None)
     if not given.may_join:
         return
-    for value, option in (
-        (given.host_list, "-H"),
-        (given.hostfile, "--hostfile"),
-        (given.discovery_script or None, "--host-discovery-script"),
-        (given.launch_agent or None, "--launch-agent"),
-        (None if given.slots == 1 else given.slots, "--slots"),
-    ):
-        if value is not None:
-            raise UsageError(
-                f"--nnodes is for a khvdrun on each host, without {option}"
-            )
+    others = "-H", "--hostfile", "--host-discovery-script", "--launch-agent", "--slots"
+    _refuse("--nnodes is for a khvdrun on each host", given, others)
     if given.least_ranks is None:
         given.least_ranks = least * given.num_proc
     if given.most_ranks is None:
@@ -539,20 +522,11 @@ def _allow_to_join(given: Namespace) -> None:
 def _check_elastic(given: Namespace) -> None:
     """Refuses options that do not go with ranks that leave, and those only for them."""
     if given.least_ranks is None:
-        for value, option in (
-            (given.cooldown_range, "--blacklist-cooldown-range"),
-            (given.elastic_timeout, "--elastic-timeout"),
-            (given.reset_limit, "--reset-limit"),
-            (given.most_ranks, "--max-np"),
-            (given.discovery_script or None, "--host-discovery-script"),
-            (given.launch_agent or None, "--launch-agent"),
-            (None if given.slots == 1 else given.slots, "--slots"),
-        ):
-            if value is not None:
-                raise UsageError(
-                    f"{option} is for jobs that go on when ranks die: say with "
-                    "--min-np how many are to be left"
-                )
+        for option in _are_given(given, *_OF_ELASTIC_JOBS):
+            raise UsageError(
+                f"{option} is for jobs that go on when ranks die: say with --min-np "
+                "how many are to be left"
+            )
         return
     if given.elastic_timeout is None:
         given.elastic_timeout = 600.0
@@ -601,42 +575,30 @@ def _check_no_mpirun(given: Namespace) -> None:
 def _check_alone(given: Namespace) -> None:
     """Refuses, or explains, options for other hosts, of which there are none."""
     _check_no_mpirun(given)
-    for option, value in (
-        ("--ssh-port", given.ssh_port),
-        ("--ssh-identity-file", given.ssh_identity_file),
-    ):
-        if value is not None:
-            why = "no other host is reached"
-            given.without_effect = {**given.without_effect, option: why}
+    for option in _are_given(given, "--ssh-port", "--ssh-identity-file"):
+        why = "no other host is reached"
+        given.without_effect = {**given.without_effect, option: why}
 
 
 def _check_handed_over(given: Namespace, host: str) -> None:
     """Refuses options that cannot be handed over to mpirun or srun."""
-    for is_given, option, advice in (
-        (
-            given.nnodes != (1, 1),
-            "--nnodes",
-            "it is for a khvdrun on each host, without -H",
-        ),
-        (given.diagnose, "--diagnose", "start it on each host, with --nnodes"),
-    ):
-        if is_given:
-            raise UsageError(
-                f"{option} does not go with other hosts ({host!r}): {advice}"
-            )
+    if given.nnodes != (1, 1):
+        advice = "it is for a khvdrun on each host, without -H"
+        raise _not_with(host, "--nnodes", advice)
+    if given.diagnose:
+        raise _not_with(host, "--diagnose", "start it on each host, with --nnodes")
     _check_recorded_here(given, host)
+
+
+def _not_with(host: str, option: str, advice: str) -> UsageError:
+    return UsageError(f"{option} does not go with other hosts ({host!r}): {advice}")
 
 
 def _check_recorded_here(given: Namespace, host: str) -> None:
     """Refuses a recording of a job whose rank 0 begins on another host."""
-    for value, option in (
-        (given.report, "--report"),
-        (given.status_port, "--status"),
-    ):
-        if value is not None and not hosts.is_here(host):
-            raise UsageError(
-                f"{option} does not go with other hosts ({host!r}): {_RANK_0_HERE}"
-            )
+    for option in _are_given(given, "--report", "--status"):
+        if not hosts.is_here(host):
+            raise _not_with(host, option, _RANK_0_HERE)
 
 
 # Readers of rank 0's records must be on its host, which is the first.

@@ -24,24 +24,7 @@ from keras_hvd.launch.exchange import Arrived, Exchange
 from keras_hvd.launch.options import Options
 from keras_hvd.world.rendezvous import open_files
 
-_ROOT = str(pathlib.Path(__file__).resolve().parents[1])
-
-# Ranks use this process' copy of keras_hvd.
-_IMPORT = f"import sys; sys.path.insert(0, {_ROOT!r}); "
-_KHVDRUN = (
-    _IMPORT + "from keras_hvd.launch import for_parent; "
-    "sys.exit(for_parent.run(*sys.argv[1:]))"
-)
-_RANK = (
-    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve(*sys.argv[1:]))"
-)
-
-_ON_SEVERAL_HOSTS = (
-    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_caller())"
-)
-_THAT_MAY_GO_ON = (
-    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_elastic())"
-)
+_ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 
 # No other host has to reach this process then.
 _ON_THIS_HOST = {"KERAS_HVD_NETWORK_INTERFACES": "lo"}
@@ -197,7 +180,7 @@ def run(
         del values[name]
     if not callable(func):
         raise TypeError(f"run: func must be a function to call, got {func!r}")
-    command = [executable or sys.executable, "-c", _RANK]
+    command = [executable or sys.executable, "-c", _program("call", "serve")]
     # Checked here, because the child process' error message would get lost.
     options = command_line.of_arguments(values, command)
     is_elastic = options.least_ranks is not None
@@ -209,11 +192,9 @@ def run(
         made = files.enter_context(call.memory_file("call"))
         call.dump_call(made, func, args, kwargs or {})
         if is_elastic:
-            return _run_elastic(_with(options, command, _THAT_MAY_GO_ON), made)
+            return _run_elastic(_with(options, command, "serve_elastic"), made)
         if options.hosts:
-            return _run_on_several_hosts(
-                _with(options, command, _ON_SEVERAL_HOSTS), made
-            )
+            return _run_on_several_hosts(_with(options, command, "serve_caller"), made)
         outcomes = [
             files.enter_context(call.memory_file(f"outcome-{rank}"))
             for rank in range(options.ranks)
@@ -224,8 +205,17 @@ def run(
         return _results(loaded, code)
 
 
-def _with(options: Options, command: Sequence[str], program: str) -> Options:
-    """The options with another program for the Python of the command."""
+def _program(module: str, function: str) -> str:
+    """A program that calls a function of this folder, of this process' copy."""
+    return (
+        f"import sys; sys.path.insert(0, {_ROOT!r}); from keras_hvd.launch import "
+        f"{module}; sys.exit({module}.{function}(*sys.argv[1:]))"
+    )
+
+
+def _with(options: Options, command: Sequence[str], function: str) -> Options:
+    """The options with another function of `call` for the Python of the command."""
+    program = _program("call", function)
     return dataclasses.replace(options, command=(*command[:-1], program))
 
 
@@ -284,10 +274,7 @@ def _arrived(arrived: Arrived, code: int) -> call.Outcome | None:
 
 
 def _khvdrun(options: Options, exchange: Exchange | None = None) -> int:
-    """Runs `khvdrun`, shows its output as this process', and returns the exit code.
-
-    `exchange` is the one with the ranks of several hosts.
-    """
+    """Runs `khvdrun`, shows its output as this process', and returns the exit code."""
     stdout = _output_to(sys.stdout, sys.__stdout__)
     stderr = _output_to(sys.stderr, sys.__stderr__)
     # A notebook's cell shows progress bars as a terminal does.
@@ -300,7 +287,7 @@ def _khvdrun(options: Options, exchange: Exchange | None = None) -> int:
         file.flush()
         own = str(os.getpid()), call.path_of(file)
         process = subprocess.Popen(
-            [sys.executable, "-c", _KHVDRUN, *own],
+            [sys.executable, "-c", _program("__main__", "run_for"), *own],
             stdin=subprocess.DEVNULL,
             env=None if exchange is None else {**os.environ, **exchange.variables},
             stdout=stdout,
@@ -400,9 +387,7 @@ def _with_sources(traceback: str) -> str:
 
 
 def _results(
-    outcomes: Sequence[call.Outcome | None],
-    code: int,
-    exchange: Exchange | None = None,
+    outcomes: Sequence[call.Outcome | None], code: int, exchange: Exchange | None = None
 ) -> list[Any]:
     """The results of the ranks; raises unless all have returned."""
     left = {rank: each for rank, each in enumerate(outcomes) if each is not None}

@@ -21,7 +21,6 @@ from keras_hvd.launch.output import (
     Stream,
     Tail,
     WholeLines,
-    is_of_tensorflows_start,
 )
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
@@ -244,16 +243,7 @@ class HandedOver(Job):
             who = first.process or "it is not known which rank"
             yield f"{who} failed first; {ended}"
             return
-        last_words = [
-            line
-            for line in tails.get(first.rank, [])
-            if not is_of_tensorflows_start(line)
-        ]
-        if last_words:
-            yield f"rank {first.rank}'s stderr ended with:"
-            yield from (f"    {line}" for line in last_words)
-        else:
-            yield f"rank {first.rank} wrote nothing to stderr"
+        yield from report.last_words(first.rank, tails.get(first.rank, []))
         how = f": it was killed by {first.signal.name}" if first.signal else ""
         yield f"rank {first.rank} failed first{how}; {ended}"
 
@@ -293,18 +283,18 @@ def first_failure(tails: Mapping[int, Sequence[str]], own: Sequence[str]) -> Fai
         return Failure(int(killed[1]), signal=by)
     if ended := _MPICHS_FIRST.search(all_texts):
         process, host = ended.groups()
-        named = {
+        ranks = {
             int(number): its_host.partition(".")[0]
             for number, its_process, its_host in _PEER.findall(all_texts)
             if its_process == process
         }
-        if len(named) > 1:
+        if len(ranks) > 1:
             # As the first processes of containers, which all have the same number.
             short = host.partition(".")[0]
-            named = {number: name for number, name in named.items() if name == short}
-        if len(named) != 1:
+            ranks = {number: name for number, name in ranks.items() if name == short}
+        if len(ranks) != 1:
             return Failure(None, f"process {process} on {host}")
-        return Failure(*named)
+        return Failure(next(iter(ranks)))
     for number, text in texts.items():
         left = _PEER.search(text)
         if left and int(left[1]) != number and report.blames_a_peer(text.splitlines()):

@@ -90,7 +90,7 @@ class Job:
         self._failed_elsewhere = ""
         self._ended = ""
         self._stdout = Screen(1)
-        self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
+        self._stderr = self._stdout if os.path.sameopenfile(1, 2) else Screen(2)
         self._memory = OutOfMemoryWatch()
         self._separate = SeparateTrainings(ranks)
         self._ranks: list[Rank] = []
@@ -155,10 +155,7 @@ class Job:
             self._serve()
 
     def _wait_for(self, act: Callable[[], object]) -> None:
-        """Runs `act` in a thread of its own, until it has ended or a signal comes.
-
-        Raises RuntimeError if there is no room for a thread.
-        """
+        """Runs `act` in a thread, if there is room, until it ends or a signal comes."""
         ended, writing = os.pipe2(os.O_CLOEXEC)
 
         def run() -> None:
@@ -598,7 +595,3 @@ def handled() -> set[signal.Signals]:
 def _why(error: OSError) -> str:
     is_full = isinstance(error, BlockingIOError)
     return process_limit.no_room() if is_full else str(error.strerror)
-
-
-def _are_same_file(first: int, second: int) -> bool:
-    return os.path.samestat(os.fstat(first), os.fstat(second))

@@ -393,8 +393,7 @@ _OF_THE_ENGINE = (
         "neither report nor end a job over a tensor that some ranks never reach",
     ),
     Option(
-        *("--stall-check", _DISABLE, "0", "stall-check.enabled"),
-        off="--no-stall-check",
+        *("--stall-check", _DISABLE, "0", "stall-check.enabled"), off="--no-stall-check"
     ),
     Option(
         "--stall-check-warning-time-seconds SECONDS",

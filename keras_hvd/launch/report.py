@@ -135,17 +135,18 @@ def report(
         told = " after khvdrun told it to end" if rank.was_told else ""
         held = ", stopped by a signal until then" if rank.number in stopped else ""
         lines.append(f"rank {rank.number} {describe(rank)}{told}{held}")
-    last_words = [
-        line for line in first.stderr.lines() if not is_of_tensorflows_start(line)
-    ]
-    if last_words:
-        lines.append(f"rank {first.number}'s stderr ended with:")
-        lines += [f"    {line}" for line in last_words]
-    else:
-        lines.append(f"rank {first.number} wrote nothing to stderr")
+    lines += last_words(first.number, first.stderr.lines())
     lines.append(f"{first.name} failed first: it {describe(first, memory)}")
     lines += _early_leavers(ranks, first)
     return lines
+
+
+def last_words(rank: int, stderr: Iterable[str]) -> list[str]:
+    """The lines that show the last ones of a rank's stderr."""
+    shown = [f"    {line}" for line in stderr if not is_of_tensorflows_start(line)]
+    if not shown:
+        return [f"rank {rank} wrote nothing to stderr"]
+    return [f"rank {rank}'s stderr ended with:", *shown]
 
 
 def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:

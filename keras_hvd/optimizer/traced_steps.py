@@ -9,7 +9,6 @@ reductions are counted: the configuration does not tell what a step does.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import dataclasses
 import functools
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import keras
 
 from keras_hvd.backends.current import framework
-from keras_hvd.job import basics, later_jobs, log, native
+from keras_hvd.job import basics, later_jobs, log
 from keras_hvd.optimizer import distributed_class, retracing
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import (
@@ -189,10 +188,10 @@ class _FirstRun:
 
     def __call__(self, iterator: Any) -> Any:
         model, step = self._model, self.step
-        tensors, state = _tensors_sent(), _state(model)
+        tensors, state = basics.counters().tensors, _state(model)
         with framework.reductions.watching() as counts:
             logs = step.function(iterator)
-        sent = _tensors_sent() - tensors
+        sent = basics.counters().tensors - tensors
         # A function inside the step that was traced before counts nothing.
         is_old = counts == framework.reductions.Counts() and sent > 0
         if is_old or _reduces(model, counts, sent):
@@ -208,12 +207,6 @@ class _FirstRun:
         elif step.reduces is False:
             _refuse_or_remember(model)
         return logs
-
-
-def _tensors_sent() -> int:
-    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
-    basics.check(native.engine().khvd_get_counters(ctypes.byref(counters)))
-    return counters.tensors
 
 
 def _state(model: keras.Model) -> tuple[Any, ...]:

@@ -27,10 +27,6 @@ _DEFINED_IN = {
 
 __all__ = sorted(_DEFINED_IN)
 
-__getattr__ = importer(
+__getattr__, __dir__ = importer(
     __name__, _DEFINED_IN, ["ray"], lambda: f"install it: {install_command('ray')}"
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -25,11 +25,7 @@ _DEFINED_IN = {
 
 __all__ = sorted(_DEFINED_IN)
 
-__getattr__ = importer(
+__getattr__, __dir__ = importer(
     *(__name__, _DEFINED_IN, ["pyspark", "pyarrow"]),
     lambda: f"install it: {install_command('spark')}",
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

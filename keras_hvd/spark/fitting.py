@@ -131,10 +131,7 @@ def _fit(
 
 
 class _Batches:
-    """Makes batches of a rank's rows, in the shapes that a model takes.
-
-    Raises ValueError if there are no rows to train on, or to validate with.
-    """
+    """Makes batches of a rank's rows, in a model's shapes; raises if there are none."""
 
     def __init__(
         self, given: SimpleNamespace, model: keras.Model, table: pyarrow.Table

@@ -44,7 +44,7 @@ class Arguments(Params):
             doc = " ".join(docs.get(name, "without effect").split())
             param: Param[Any] = Param(Params._dummy(), name, doc)
             setattr(cls, name, param)
-            setattr(cls, f"get{title}", functools.partialmethod(cls._get_one, name))
+            setattr(cls, f"get{title}", functools.partialmethod(cls.getOrDefault, name))
             setattr(cls, f"set{title}", functools.partialmethod(cls._set_one, name))
 
     def __init__(self) -> None:
@@ -62,9 +62,6 @@ class Arguments(Params):
     def values(self) -> dict[str, Any]:
         """The arguments by their names."""
         return {name: self.getOrDefault(name) for name in self._defaults}
-
-    def _get_one(self, name: str) -> Any:
-        return self.getOrDefault(name)
 
     def _set_one(self, name: str, value: Any) -> Any:
         return self._set(**{name: value})

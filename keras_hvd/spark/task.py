@@ -234,10 +234,7 @@ def _relay(child: subprocess.Popen) -> str:
 
 
 def _wait_for_others(context: BarrierTaskContext, failed: Outcome, told: str) -> None:
-    """Waits a while for the ends of the other ranks, after this one has failed.
-
-    Then the task fails with what is to be told, and Spark ends the others.
-    """
+    """Gives other ranks time after this one's failure; then Spark ends them."""
     waiting = threading.Thread(target=context.barrier, daemon=True)
     waiting.start()
     # The rank that it blames is to tell its own error.

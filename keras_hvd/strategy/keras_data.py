@@ -26,6 +26,7 @@ from tensorflow.python.eager import context
 from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.job import log
 from keras_hvd.job.objects import allgather_object, broadcast_object
+from keras_hvd.job.temporary import temporarily
 from keras_hvd.strategy import keras_patches
 from keras_hvd.strategy.distributed_dataset import (
     DistributedDataset,
@@ -62,10 +63,7 @@ def rows_of_rank(
             )
     rows = [int(each.shape[0]) for each in leaves]
     same_leaves = [each for each in keras.tree.flatten(data[same]) if each is not None]
-    described = {
-        "rows": rows,
-        f"checksum of {same}": [*map(_checksum, same_leaves)],
-    }
+    described = {"rows": rows, f"checksum of {same}": [*map(_checksum, same_leaves)]}
     require_same(method, described, strategy)
     process_set = strategy.extended.process_set
     rank, size = process_set.rank(), process_set.size()
@@ -371,17 +369,11 @@ def _global_seed(seed: int) -> Iterator[None]:
         eager._seed, eager._rng = before
 
 
-@contextlib.contextmanager
-def _shuffled_by(order: Any) -> Iterator[None]:
+def _shuffled_by(order: Any) -> contextlib.AbstractContextManager[None]:
     """Makes `tf.random.shuffle`, with which Keras shuffles arrays, use this order."""
 
     def shuffle(value, seed=None, name=None):
         shuffled = tf.numpy_function(order, [value], value.dtype)
         return tf.ensure_shape(shuffled, value.shape)
 
-    plain = tf.random.shuffle
-    tf.random.shuffle = shuffle
-    try:
-        yield
-    finally:
-        tf.random.shuffle = plain
+    return temporarily(tf.random, "shuffle", shuffle)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.job import log
+from keras_hvd.job.temporary import temporarily
 from keras_hvd.strategy import keras_patches, no_rows
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -60,17 +60,15 @@ class _Batch:
     def _own(self, value: tf.Tensor) -> tf.Tensor:
         return no_rows.zero_unless(self._has_rows, value)
 
-    @contextlib.contextmanager
-    def divided_by(self, divisor: tf.Tensor | None) -> Iterator[None]:
+    def divided_by(
+        self, divisor: tf.Tensor | None
+    ) -> contextlib.AbstractContextManager[None]:
         """Divides means by the sum of the ranks' divisors in this block."""
-        of_rows = self.share
-        if divisor is not None:
-            divisor = self._own(tf.cast(divisor, tf.float64))
-            self.share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
-        try:
-            yield
-        finally:
-            self.share = of_rows
+        if divisor is None:
+            return contextlib.nullcontext()
+        divisor = self._own(tf.cast(divisor, tf.float64))
+        share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
+        return temporarily(self, "share", share)
 
     def over_ranks(self, loss: tf.Tensor) -> tf.Tensor:
         """The whole batch's loss, with the gradient of this rank's loss."""
@@ -112,12 +110,8 @@ def _compute_loss(plain, model, x=None, y=None, y_pred=None, *others, **named):
         metrics = [] if batch.is_static else model._compile_loss.metrics
         return [each for metric in metrics for each in metric.variables]
 
-    _here.batch = batch
-    try:
-        with no_rows.counting(counted):
-            loss = compute()
-    finally:
-        _here.batch = None
+    with temporarily(_here, "batch", batch), no_rows.counting(counted):
+        loss = compute()
     return batch.over_ranks(loss)
 
 

@@ -22,6 +22,7 @@ from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.job.temporary import temporarily
 from keras_hvd.strategy import keras_patches, no_rows
 from keras_hvd.strategy.reduction import of_ranks_with_rows
 
@@ -211,8 +212,6 @@ def _tensors(results: Any) -> Any:
 @keras_patches.replaces(keras.Model, "_get_metrics_result_or_logs")
 def _get_metrics_result_or_logs(plain, model, logs):
     """Replaces results by those over a strategy's ranks, outside its steps."""
-    _here.strategy = current_strategy.several_ranks(current_strategy.of_model(model))
-    try:
+    strategy = current_strategy.several_ranks(current_strategy.of_model(model))
+    with temporarily(_here, "strategy", strategy):
         return plain(model, logs)
-    finally:
-        _here.strategy = None

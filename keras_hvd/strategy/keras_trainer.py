@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,14 +17,16 @@ from keras.src.backend.tensorflow import trainer as trainer_module
 from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
+from keras_hvd.callbacks.coordination import surround
 from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.callbacks.writers import let_write
 from keras_hvd.job import said_once
 from keras_hvd.job.process_sets import global_process_set
+from keras_hvd.job.temporary import temporarily
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.traced_steps import STANDS_FOR
 from keras_hvd.strategy import keras_patches, no_rows, reduction
-from keras_hvd.strategy.keras_callback import coordinated, listed
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
 from keras_hvd.strategy.keras_optimizer import require_made_under
@@ -74,15 +76,49 @@ def _fit(plain, model, *args, **kwargs):
         if current_strategy.of_model(model) is not None:
             # A rank alone has no callback of ours that does it.
             given = _arguments(plain, model, args, kwargs).get("callbacks")
-            let_write(listed(given), True)
+            let_write(_listed(given), True)
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
     given = {name: arguments.get(name) is not None for name in ("validation_data", "y")}
     described = given | {name: arguments.get(name) for name in _COMPARED_OF_FIT}
     require_same("fit", described, strategy, remedy=_SAME_ARGUMENTS)
-    arguments["callbacks"] = coordinated(arguments.get("callbacks"), model)
+    arguments["callbacks"] = _coordinated(arguments.get("callbacks"), model)
     vars(model).pop(_STATISTICS_DIFFER, None)
     return plain(**arguments)
+
+
+class BroadcastInitialState(BroadcastGlobalVariables):
+    """Broadcasts rank 0's initial state, which a callback may have restored there.
+
+    Like every keras_hvd callback it also coordinates `fit`: rank 0 alone prints and
+    writes, moving statistics are averaged, and all ranks stop together.
+
+    Example:
+
+    >>> [type(each).__name__ for each in _coordinated([], keras.Sequential())]
+    ['BroadcastInitialState']
+    """
+
+
+def _coordinated(callbacks: Any, model: keras.Model) -> Any:
+    """The callbacks of a `fit`, with `BroadcastInitialState` added."""
+    start = BroadcastInitialState()
+    given = _listed(callbacks)
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return [start, *given]
+    if not any(isinstance(each, BroadcastInitialState) for each in given):
+        callbacks.callbacks.insert(0, start)
+        keras.callbacks.Callback.set_model(start, model)
+        surround(callbacks, model)
+        callbacks.set_params(callbacks.params)
+    return callbacks
+
+
+def _listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """The callbacks that `fit` was given, in any form."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return keras.tree.flatten(callbacks or [])
 
 
 def _quietly(method, plain, model, *args, **kwargs):
@@ -136,8 +172,9 @@ for _method in ("test_on_batch", "predict_on_batch"):
     keras_patches.replaces(keras.Model, _method)(functools.partial(_on_rows, _method))
 
 
-@contextlib.contextmanager
-def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
+def _marked(
+    model: Any, kind: str, has_rows: bool | None
+) -> contextlib.AbstractContextManager[None]:
     """Tells a model's function whether the batches that it gets are this rank's."""
     getattr(model, f"make_{kind}_function")()
     name = f"{kind}_function"
@@ -149,11 +186,7 @@ def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
         return function([no_rows.Rows(each, own) for each in data])
 
     setattr(marked, STANDS_FOR, function)
-    setattr(model, name, marked)
-    try:
-        yield
-    finally:
-        setattr(model, name, function)
+    return temporarily(model, name, marked)
 
 
 @keras_patches.replaces(keras.Model, "_maybe_symbolic_build")
@@ -194,10 +227,7 @@ def _build(plain, model, strategy, iterator, data_batch):
 
 
 def _build_by_trace(model: keras.Model, batch: Any) -> None:
-    """Creates all variables of a training without Keras' symbols.
-
-    These are dense and have a known number of dimensions.
-    """
+    """Creates all variables of a training without Keras' symbols, which are dense."""
 
     @tf.function(autograph=False)
     def call(batch):
@@ -310,10 +340,7 @@ def _joined(value: Any, parts: list[tf.Tensor]) -> Any:
 
 
 def _strategy_of(model: Any, method: str) -> Any:
-    """The strategy that a model trains under, if it has several ranks.
-
-    Raises if the model was created elsewhere, or the strategy has only some ranks.
-    """
+    """The strategy of a model, if it has several ranks; raises if they cannot train."""
     strategy = current_strategy.of_model(model)
     if strategy is None:
         return None

@@ -20,6 +20,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import resource_variable_ops
 
+from keras_hvd.job.temporary import temporarily
 from keras_hvd.strategy import keras_patches
 
 # Collectives, whose results have left out ranks without rows.
@@ -250,13 +251,10 @@ class _Step:
     def depends_on_rows(self, values: Any) -> bool:
         return self._flag is not None and any(map(self._depends, _dense(values)))
 
-    @contextlib.contextmanager
-    def exempting(self, exempt: Callable[[Any], bool]) -> Iterator[None]:
-        before, self._exempt = self._exempt, exempt
-        try:
-            yield
-        finally:
-            self._exempt = before
+    def exempting(
+        self, exempt: Callable[[Any], bool]
+    ) -> contextlib.AbstractContextManager[None]:
+        return temporarily(self, "_exempt", exempt)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -312,21 +310,13 @@ def _inputs(tensor: tf.Tensor) -> list[tf.Tensor] | None:
 
 
 def _step() -> _Step | None:
-    step = getattr(_here, "step", None)
-    if step is None or distribute_lib.get_update_replica_id() is not None:
-        # An update has the same values on all ranks.
-        return None
-    return step
+    # An update has the same values on all ranks.
+    is_update = distribute_lib.get_update_replica_id() is not None
+    return None if is_update else getattr(_here, "step", None)
 
 
-@contextlib.contextmanager
-def _entered(step: _Step) -> Iterator[None]:
-    before = getattr(_here, "step", None)
-    _here.step = step
-    try:
-        yield
-    finally:
-        _here.step = before
+def _entered(step: _Step) -> contextlib.AbstractContextManager[None]:
+    return temporarily(_here, "step", step)
 
 
 def _flag() -> Any:

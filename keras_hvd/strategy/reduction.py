@@ -12,7 +12,7 @@ from keras_hvd.backends.reduce_op import Average, Sum
 from keras_hvd.backends.tensorflow.collectives import contributions, submission
 from keras_hvd.backends.tensorflow.collectives.allgather import grouped_allgather
 from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
-from keras_hvd.backends.tensorflow.gradients.reduction import size_of
+from keras_hvd.backends.tensorflow.gradients.reduction import divided, size_of
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows
 
@@ -79,14 +79,7 @@ def of_ranks_with_rows(
             name=name,
             process_set=process_set,
         )
-    return [_divided(each, part) for each in means]
-
-
-def _divided(value: Any, divisor: tf.Tensor) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        values = _divided(value.values, divisor)
-        return tf.IndexedSlices(values, value.indices, value.dense_shape)
-    return value / tf.cast(divisor, value.dtype)
+    return [divided(each, part) for each in means]
 
 
 def all_gather(

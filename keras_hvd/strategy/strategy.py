@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from keras_hvd.backends.tensorflow import guarded_saving
+from keras_hvd.backends.tensorflow import current_strategy, guarded_saving
 from keras_hvd.backends.tensorflow.collectives import contributions
+from keras_hvd.callbacks.coordination import calling
 from keras_hvd.job import arrival, basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.optimizer import traced_steps
@@ -22,7 +24,6 @@ from keras_hvd.strategy import (
     keras_losses,  # noqa: F401
     keras_optimizer,
     keras_patches,
-    keras_searches,
     keras_trainer,  # noqa: F401
     no_rows,
     reduction,
@@ -86,9 +87,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
     """
 
     def __init__(
-        self,
-        process_set: ProcessSet = global_process_set,
-        device: str | None = None,
+        self, process_set: ProcessSet = global_process_set, device: str | None = None
     ) -> None:
         arrival.require_arrived("Strategy")
         _refuse(process_set, device)
@@ -121,7 +120,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         >>> with keras_hvd.Strategy().scope():
         ...     weight = tf.Variable(2.0)
         """
-        keras_searches.refuse_search_of_one_rank(self)
+        _refuse_search_of_one_rank(self)
         return super().scope()
 
     @tf.autograph.experimental.do_not_convert
@@ -225,6 +224,25 @@ def _refuse(process_set: Any, device: Any) -> None:
                 "Strategy: several replicas in a process are not supported: start a "
                 f"process for each device, with khvdrun -np N; got {given!r}"
             )
+
+
+def _refuse_search_of_one_rank(strategy: Strategy) -> None:
+    """Raises if the scope is for a tuner of KerasTuner that knows of no other rank."""
+    keras_tuner = sys.modules.get("keras_tuner")
+    if keras_tuner is None or current_strategy.several_ranks(strategy) is None:
+        return
+    # KerasTuner does not pass the tuner on.
+    tuner = calling(keras_tuner.engine.base_tuner.BaseTuner)
+    if tuner is None or getattr(tuner, "trains_on_all_ranks", False):
+        return
+    name = type(tuner).__name__
+    # Other errors would fail a trial, and the search would go on.
+    raise keras_tuner.errors.FatalRuntimeError(
+        f"a {name} builds a model under a keras_hvd.Strategy of "
+        f"{strategy.num_replicas_in_sync} ranks, but each rank's {name} would search "
+        f"by itself, in the same folder {tuner.project_dir!r}: create it as "
+        f"keras_hvd.keras_tuner.distribute({name})(...)"
+    )
 
 
 def _default_device() -> str:

@@ -20,7 +20,10 @@ from tensorflow.python.trackable import base as trackable
 from keras_hvd.backends.labels import own_name
 from keras_hvd.backends.tensorflow.collectives.allgather import allgather
 from keras_hvd.backends.tensorflow.collectives.broadcast import broadcast
-from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.collectives.graph_names import (
+    function_graph,
+    name_in_graph,
+)
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.mixin import Mixin
@@ -124,9 +127,7 @@ def equal_values() -> Iterator[None]:
 
 
 def _created(
-    next_creator: Callable[..., Any],
-    arguments: dict[str, Any],
-    process_set: ProcessSet,
+    next_creator: Callable[..., Any], arguments: dict[str, Any], process_set: ProcessSet
 ) -> Any:
     given = arguments.get("initial_value")
     if given is None:
@@ -352,10 +353,7 @@ def _is_in_replica_context(strategy: tf.distribute.Strategy) -> bool:
 
 def _initializes() -> bool:
     """Whether TensorFlow is assigning an initial value lifted out of a function."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return getattr(graph, "name", "") == "initialize_variables"
+    return getattr(function_graph(), "name", "") == "initialize_variables"
 
 
 @functools.cache

@@ -23,13 +23,6 @@ _DEFINED_IN = {
 __all__ = sorted(_DEFINED_IN)
 
 
-__getattr__ = importer(
-    __name__,
-    _DEFINED_IN,
-    ["tfx", "tfx_bsl"],
-    lambda: "docs/tfx.md has what to install",
+__getattr__, __dir__ = importer(
+    __name__, _DEFINED_IN, ["tfx", "tfx_bsl"], lambda: "docs/tfx.md has what to install"
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

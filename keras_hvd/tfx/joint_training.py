@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import keras
 
 from keras_hvd import keras_tuner
 from keras_hvd.backends.tensorflow import current_strategy
-from keras_hvd.job import basics, native
+from keras_hvd.job import basics
 from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.strategy import keras_patches
 
@@ -26,9 +25,7 @@ def require_has_been() -> None:
     _require_joined()
     if not basics.is_initialized():
         return
-    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
-    basics.check(native.engine().khvd_get_counters(ctypes.byref(counters)))
-    if counters.tensors == 0:
+    if basics.counters().tensors == 0:
         raise RuntimeError(
             "run_fn has returned, and the ranks have never exchanged anything: each "
             "has trained a model of its own. Reduce the gradients with "

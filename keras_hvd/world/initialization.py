@@ -254,10 +254,7 @@ def _meet(
 
 
 def _part(launched: environment.World, members: list[int]) -> environment.World:
-    """This process' place in the job of these members, as far as known.
-
-    Raises KerasHvdError if they have no way to meet.
-    """
+    """This process' place in the job of these members, who may have no way to meet."""
     rank, size = members.index(launched.rank), len(members)
     if launched.way is not None and launched.way.parts_meet:
         # The places on hosts follow when the members have met.
@@ -271,8 +268,7 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
         )
     digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
     return environment.World(
-        *(rank, size, rank, size, 0, 1),
-        job_name(f"{launched.job}/{digest}"),
+        *(rank, size, rank, size, 0, 1), job_name(f"{launched.job}/{digest}")
     )
 
 
@@ -308,7 +304,6 @@ def _start_engine(
 ) -> None:
     """Makes the engine join, which waits for the ranks of this host."""
     options = native.Options(
-        struct_size=ctypes.sizeof(native.Options),
         job=world.job.encode(),
         **{name: getattr(world, name) for name in _PLACE},
         **dataclasses.asdict(given),

@@ -3,11 +3,13 @@
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +69,27 @@ def test_a_process_set_of_another_job_is_of_none(capfd):
     [(added, _), _] = keras_hvd.run(add, ([0],), np=2)
     found = keras_hvd.run(add, ([1], added), np=2)
     assert [of_before for _, of_before in found] == [None, None]
+
+
+def test_ranks_have_the_callers_copy_of_the_package(tmp_path):
+    shutil.copytree(
+        Path(keras_hvd.__file__).parent,
+        tmp_path / "keras_hvd",
+        ignore=shutil.ignore_patterns("_native", "__pycache__"),
+    )
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import keras_hvd; "
+        "print(*keras_hvd.run(lambda: sys.modules['keras_hvd'].__file__))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        env={name: os.environ[name] for name in os.environ if name != "PYTHONPATH"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    found = ended.stdout.strip()
+    assert found == str(tmp_path / "keras_hvd" / "__init__.py"), ended.stderr
 
 
 def test_one_rank_unless_told():

@@ -51,7 +51,6 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.diagnosis.rank",
     "keras_hvd.launch.diagnosis.report",
     "keras_hvd.launch.elastic",
-    "keras_hvd.launch.for_parent",
     "keras_hvd.launch.guardian",
     "keras_hvd.launch.job",
     "keras_hvd.launch.joined_hosts",

@@ -102,6 +102,15 @@ def test_structures_have_every_field_of_the_header():
         assert [field for field, *_ in kind._fields_] == fields
 
 
+def test_types_and_kinds_have_the_numbers_of_the_header():
+    text = HEADER.read_text()
+    enum = text.partition("} khvd_dtype;")[0].rpartition("typedef enum {")[2]
+    found = re.findall(r"KHVD_(\w+) = (\d+)", enum)
+    assert {name.lower(): int(number) for name, number in found} == native.DTYPES
+    kinds = re.findall(r"^  KIND\((\w+),", text, re.M)
+    assert [getattr(native, name) for name in kinds[:4]] == [0, 1, 2, 3]
+
+
 def test_engine_has_every_function_of_the_header():
     declared = set(
         re.findall(r"^KHVD_EXPORT .*?(khvd_\w+)\(", HEADER.read_text(), re.M)

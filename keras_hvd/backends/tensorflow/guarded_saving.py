@@ -132,7 +132,8 @@ def require_good_steps(subject: Any = None) -> None:
     """
     engine = native.engine()
     # A failure recorded after this wait does not affect these steps.
-    if engine.khvd_size() != 1 and _may_run_ahead():
+    may_run_ahead = engine.khvd_size() != 1 and tf.executing_eagerly()
+    if may_run_ahead and tf.config.list_logical_devices("GPU"):
         tf.test.experimental.sync_devices()
     _require_no_failure()
     if subject is None or not half_applied.any_suspect():
@@ -190,10 +191,6 @@ def _variables_below(root: Any) -> list[Any]:
         for each in found
         if isinstance(each, kinds) and not any(each is other for other in passing)
     ]
-
-
-def _may_run_ahead() -> bool:
-    return tf.executing_eagerly() and bool(tf.config.list_logical_devices("GPU"))
 
 
 def _guard(owner: Any, name: str, path: str = "") -> None:

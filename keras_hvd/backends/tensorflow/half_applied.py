@@ -24,6 +24,7 @@ from tensorflow.python.ops.resource_variable_ops import (
 )
 
 from keras_hvd.job import basics, native
+from keras_hvd.job.temporary import temporarily
 
 
 class _Failure:
@@ -170,11 +171,7 @@ def _except_within(owner: Any, name: str) -> None:
 
     @functools.wraps(plain)
     def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = getattr(_thread, "derives", False)
-        _thread.derives = True
-        try:
+        with temporarily(_thread, "derives", True):
             return plain(self, *args, **kwargs)
-        finally:
-            _thread.derives = outer
 
     setattr(owner, name, marked)

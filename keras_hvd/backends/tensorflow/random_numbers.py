@@ -20,6 +20,7 @@ from tensorflow.python.eager import context
 
 from keras_hvd.backends.tensorflow.collectives.submission import is_compiled
 from keras_hvd.job import basics, later_jobs, log
+from keras_hvd.job.temporary import temporarily
 
 # Set on a generator of Keras that continues with this rank's seed.
 _HAS_RANK = "_keras_hvd_has_rank"
@@ -61,30 +62,20 @@ def of_rank(rank: int) -> Iterator[None]:
             yield
         return
     graph = tf.compat.v1.get_default_graph()
-    before, first = graph.seed, len(graph.get_operations())
-    if before is not None:
-        graph.seed = _OfRank(before + rank)
-    try:
+    first = len(graph.get_operations())
+    seed = None if graph.seed is None else _OfRank(graph.seed + rank)
+    with temporarily(graph, "seed", seed):
         yield
-    finally:
-        graph.seed = before
     if rank == 0 and is_compiled():
         _warn_of_unseeded(graph.get_operations()[first:])
 
 
-@contextlib.contextmanager
-def _eagerly(rank: int) -> Iterator[None]:
+def _eagerly(rank: int) -> contextlib.AbstractContextManager[None]:
     eager = context.context()
-    seed = eager._seed
-    if seed is None or rank == 0:
-        yield
-        return
+    if eager._seed is None or rank == 0:
+        return contextlib.nullcontext()
     # TensorFlow draws an op's seed from a generator of its own: ranks stay in step.
-    eager._seed = seed + rank
-    try:
-        yield
-    finally:
-        eager._seed = seed
+    return temporarily(eager, "_seed", eager._seed + rank)
 
 
 def _warn_of_unseeded(operations: list[tf.Operation]) -> None:

@@ -148,10 +148,7 @@ def _broadcast(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    """Returns which root values are suspect, then the root's values after assignment.
-
-    The former has an element for each variable.
-    """
+    """Whether each root value is suspect, then the root's values after assignment."""
     number_of(process_set, function)
     if name is not None:
         unnamed.require_name(function, name)

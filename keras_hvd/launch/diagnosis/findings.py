@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job.installed import Missing
 
-_OBSTACLES = (
-    OSError,
-    ValueError,
-    Missing,
-    KerasHvdError,
-    subprocess.TimeoutExpired,
-)
+_OBSTACLES = (OSError, ValueError, Missing, KerasHvdError, subprocess.TimeoutExpired)
 
 
 class Verdict(enum.Enum):

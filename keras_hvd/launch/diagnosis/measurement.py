@@ -122,9 +122,7 @@ def run(options: Options) -> Figures | Finding:
         )
     except subprocess.TimeoutExpired:
         return failure(
-            count(options.ranks, "rank"),
-            f"not done after {patience} s",
-            advice,
+            count(options.ranks, "rank"), f"not done after {patience} s", advice
         )
     answers = [
         json.loads(line) for line in ended.stdout.splitlines() if line[:1] == "{"
@@ -178,10 +176,7 @@ def _python(program: str) -> list[str]:
 def _end_in_time(
     patience: float, command: list[str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess:
-    """Runs khvdrun. After a time-out or Ctrl-C, lets it end its ranks and waits.
-
-    `subprocess.run` would kill it, and leave the ranks.
-    """
+    """Runs khvdrun, which ends its ranks itself after a time-out or Ctrl-C."""
     parent = os.getpid()
 
     def prepare() -> None:

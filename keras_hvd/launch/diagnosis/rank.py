@@ -16,9 +16,6 @@ from keras_hvd.job.system_files import lines_of
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.world import initialization
 
-# khvd_kind of tf_ops/engine/c_api.h
-_BARRIER = 3
-
 _AGREE = "diagnose/agree"
 _SECONDS = 0.5
 _LEAST_CALLS = 7
@@ -51,8 +48,7 @@ def _measure(largest: int) -> dict[str, object]:
     memory = probes.address(copy.target)
     for size in (4, 1 << 10, 1 << 20, largest):
         reduced[size] = _summary(_reduce(size, memory, copy.target))
-    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
-    basics.check(native.engine().khvd_get_counters(ctypes.byref(counters)))
+    counters = basics.counters()
     return {
         "alone": alone,
         "together": together,
@@ -119,9 +115,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
 
 
 def _barrier() -> None:
-    request = native.Request(
-        struct_size=ctypes.sizeof(native.Request), kind=_BARRIER, name=b"diagnose"
-    )
+    request = native.Request(kind=native.BARRIER, name=b"diagnose")
     basics.check(native.engine().khvd_run(ctypes.byref(request)))
 
 

@@ -41,7 +41,7 @@ def _diagnose(options: Options) -> int:
     job = f"a job of {_size(options)}"
     print(f"keras_hvd {__version__} on {system}: {job}")
     findings: list[Finding] = []
-    for title, looks in _sections(options):
+    for title, looks in _sections(options).items():
         findings += _show(title, looks)
     if _fails(findings):
         print("\nmeasured:\n  nothing, because of the failure above")
@@ -51,53 +51,37 @@ def _diagnose(options: Options) -> int:
     return _conclude(findings, options, time.monotonic() - started)
 
 
-def _sections(options: Options) -> Sequence[tuple[str, Sequence[_Look]]]:
+def _sections(options: Options) -> dict[str, list[_Look]]:
     ranks, bind_to = options.ranks, options.bind_to
     call = functools.partial
-    on_network: Sequence[tuple[str, Sequence[_Look]]] = ()
+    sections: dict[str, list[_Look]] = {
+        "software": [
+            ("engine", software.engine),
+            ("TensorFlow", software.tensorflow),
+            ("Keras", software.keras),
+        ],
+        "cores": [
+            ("cores", call(machine.available, ranks)),
+            ("physical cores", call(machine.threads, ranks)),
+            ("binding", call(machine.binding, ranks, bind_to)),
+            ("memory nodes", call(machine.memory_nodes, bind_to)),
+            ("other load", machine.other_load),
+            ("other jobs", shared_memory.other_ranks),
+        ],
+        "memory and limits": [
+            ("memory", call(limits.memory, ranks)),
+            ("/dev/shm", shared_memory.folder),
+            ("leftovers", shared_memory.leftovers),
+            ("open files", call(limits.open_files, ranks)),
+            ("threads", call(limits.processes, ranks)),
+        ],
+    }
     if options.node is not None:
-        on_network = (
-            ("network", (("interface", call(network.interface, options.node)),)),
-        )
-    return (
-        (
-            "software",
-            (
-                ("engine", software.engine),
-                ("TensorFlow", software.tensorflow),
-                ("Keras", software.keras),
-            ),
-        ),
-        (
-            "cores",
-            (
-                ("cores", call(machine.available, ranks)),
-                ("physical cores", call(machine.threads, ranks)),
-                ("binding", call(machine.binding, ranks, bind_to)),
-                ("memory nodes", call(machine.memory_nodes, bind_to)),
-                ("other load", machine.other_load),
-                ("other jobs", shared_memory.other_ranks),
-            ),
-        ),
-        (
-            "memory and limits",
-            (
-                ("memory", call(limits.memory, ranks)),
-                ("/dev/shm", shared_memory.folder),
-                ("leftovers", shared_memory.leftovers),
-                ("open files", call(limits.open_files, ranks)),
-                ("threads", call(limits.processes, ranks)),
-            ),
-        ),
-        *on_network,
-    )
+        sections["network"] = [("interface", call(network.interface, options.node))]
+    return sections
 
 
-_OPTIONAL = (
-    ("MPI", optional.mpi),
-    ("GPUs", optional.gpus),
-    ("NCCL", optional.nccl),
-)
+_OPTIONAL = (("MPI", optional.mpi), ("GPUs", optional.gpus), ("NCCL", optional.nccl))
 
 
 def _show(title: str, looks: Sequence[_Look]) -> list[Finding]:

@@ -93,10 +93,7 @@ def _mpich_job(variables: Mapping[str, str]) -> str:
 
 
 OPEN_MPI = Mpirun(
-    "Open MPI",
-    "OMPI_COMM_WORLD_RANK",
-    beginning("OMPI_COMM_WORLD_"),
-    _open_mpi_job,
+    "Open MPI", "OMPI_COMM_WORLD_RANK", beginning("OMPI_COMM_WORLD_"), _open_mpi_job
 )
 MPICH = Mpirun(
     "MPICH",
@@ -113,10 +110,7 @@ PALS = Mpirun(
 )
 # That of MVAPICH2, which has MPICH's interface too.
 MPIRUN_RSH = Mpirun(
-    "MPICH",
-    "MV2_COMM_WORLD_RANK",
-    beginning("MV2_COMM_WORLD_"),
-    lambda variables: "",
+    "MPICH", "MV2_COMM_WORLD_RANK", beginning("MV2_COMM_WORLD_"), lambda variables: ""
 )
 # LSF's. Its MPI is made of Open MPI.
 JSRUN = Mpirun(

@@ -163,12 +163,12 @@ class RendezvousServer:
             return bool(self._failure) or len(self._members) == others
 
         group, silent = self._group, time.monotonic() + _SILENT_SECONDS
-        if group.say is not None and silent < self._deadline:
-            if not await event_loop.until(are_here, silent):
-                group.say(
-                    f"{group.name(self._absent())} of {group.count} did not come so "
-                    f"far. It waits for {group.timeout:g} s{self._hints()}"
-                )
+        say = group.say if silent < self._deadline else None
+        if say is not None and not await event_loop.until(are_here, silent):
+            say(
+                f"{group.name(self._absent())} of {group.count} did not come so far. "
+                f"It waits for {group.timeout:g} s{self._hints()}"
+            )
         await self._until(are_here, self._missing)
         # A member that comes now has nothing to wait for.
         self._listener.close()

@@ -198,11 +198,7 @@ async def _take_part(
     with contextlib.closing(client):
         await client.connect()
         answer = await client.tell(
-            {
-                "ranks": node.ranks,
-                "nodes": node.count,
-                **gathering.about_this_process(),
-            }
+            {"ranks": node.ranks, "nodes": node.count, **gathering.about_this_process()}
         )
         found = _node_ranks(answer, node)
         if found is None:

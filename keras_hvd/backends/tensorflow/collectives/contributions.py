@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.job.process_sets import ProcessSet
+from keras_hvd.job.temporary import temporarily
 
 # Turns the results of a reduction of contributions into the results that count.
 Restore = Callable[[Sequence[Any]], list[Any]]
@@ -70,20 +71,14 @@ def to_gather(value: tf.Tensor) -> tf.Tensor:
     return value if _rules is None or _are_given() else _rules.to_gather(value)
 
 
-@contextlib.contextmanager
-def as_given() -> Iterator[None]:
+def as_given() -> contextlib.AbstractContextManager[None]:
     """Tells the collectives in this block that all their values count.
 
     >>> with as_given():
     ...     _are_given()
     True
     """
-    before = _are_given()
-    _here.given = True
-    try:
-        yield
-    finally:
-        _here.given = before
+    return temporarily(_here, "given", True)
 
 
 def _are_given() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,13 +21,22 @@ def name_in_graph(name: str) -> str:
     >>> step()
     adam/w adam/w#1
     """
-    if tf.executing_eagerly():
-        return name
+    return name if tf.executing_eagerly() else numbered(name, "#")
+
+
+def numbered(name: str, mark: str) -> str:
+    """Adds a mark and a number to a name that the function's graph already has."""
+    graph = function_graph()
+    if not hasattr(graph, "_keras_hvd_names"):
+        graph._keras_hvd_names = collections.Counter()
+    before = graph._keras_hvd_names[mark, name]
+    graph._keras_hvd_names[mark, name] += 1
+    return f"{name}{mark}{before}" if before else name
+
+
+def function_graph() -> Any:
+    """The graph of the function being traced, and not of a branch or a loop in it."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
-    if not hasattr(graph, "_keras_hvd_names"):
-        graph._keras_hvd_names = collections.Counter()
-    names = graph._keras_hvd_names
-    names[name] += 1
-    return name if names[name] == 1 else f"{name}#{names[name] - 1}"
+    return graph

@@ -11,13 +11,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+
+from keras_hvd.backends.tensorflow.collectives.graph_names import function_graph
+from keras_hvd.job.temporary import temporarily
 
 # An attribute that marks tensors as reduced.
 _REDUCED_BY = "_keras_hvd_reduced_by"
@@ -117,15 +119,9 @@ def note_handed_over() -> None:
         watch.counts.handed_over += 1
 
 
-@contextlib.contextmanager
-def not_by_hand() -> Iterator[None]:
+def not_by_hand() -> contextlib.AbstractContextManager[None]:
     """Marks no results in this block: its collectives are keras_hvd's own."""
-    before = getattr(_here, "own", False)
-    _here.own = True
-    try:
-        yield
-    finally:
-        _here.own = before
+    return temporarily(_here, "own", True)
 
 
 def note(
@@ -138,12 +134,13 @@ def note(
     """
     is_forward = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
     if sums and not is_forward and not getattr(_here, "own", False):
-        mark(results, _by_hand(process_set))
+        mark(results, Mark("collective", process_set))
     if not _watching:
         return
     elements = sum(map(elements_of, given))
+    graph = None if tf.executing_eagerly() else function_graph()
     for watch in _watching:
-        watch.add(_function_graph(), elements, is_forward)
+        watch.add(graph, elements, is_forward)
 
 
 def mark(tensors: Sequence[Any], by: Mark) -> None:
@@ -191,21 +188,6 @@ def elements_of(tensor: Any) -> int:
         return _MANY
     number = tf.TensorShape(tensor.shape).num_elements()
     return _MANY if number is None else number
-
-
-@functools.cache
-def _by_hand(process_set: int) -> Mark:
-    return Mark("collective", process_set)
-
-
-def _function_graph() -> Any:
-    """The graph of the function being traced, and not of a branch; None if eager."""
-    if tf.executing_eagerly():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return graph
 
 
 def _outermost() -> Any:

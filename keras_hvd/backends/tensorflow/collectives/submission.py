@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import re
@@ -17,6 +16,7 @@ from tensorflow.python.ops import control_flow_util
 
 from keras_hvd.backends.automatic_names import without_number
 from keras_hvd.backends.tensorflow.collectives import compiled_calls
+from keras_hvd.backends.tensorflow.collectives.graph_names import numbered
 from keras_hvd.job import later_jobs, native, script_end, unnamed
 
 _UNNAMED = "unnamed_"
@@ -24,35 +24,12 @@ _UNNAMED = "unnamed_"
 # XLA compiles them for the shapes that their results have in a job.
 _SHAPED_BY_JOB = {"allgather", "alltoall", "reducescatter"}
 
-_REDUCED = (
-    tf.uint8,
-    tf.int8,
-    tf.int32,
-    tf.int64,
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.bool,
-    tf.uint32,
-    tf.uint64,
-    # Not all supported versions of TensorFlow have these as attributes.
-    tf.as_dtype("float8_e5m2"),
-    tf.as_dtype("float8_e4m3fn"),
-)
+_REDUCED = tuple(map(tf.as_dtype, native.REDUCED_DTYPES))
 _MOVED = (
-    *_REDUCED,
-    tf.int16,
-    tf.uint16,
-    tf.complex64,
-    tf.complex128,
-    tf.qint8,
-    tf.quint8,
-    tf.qint16,
-    tf.quint16,
-    tf.qint32,
-    tf.as_dtype("int4"),
-    tf.as_dtype("uint4"),
+    *map(tf.as_dtype, native.DTYPES),
+    *(tf.qint8, tf.quint8, tf.qint16, tf.quint16, tf.qint32),
+    # Not all supported versions of TensorFlow have these as attributes.
+    *(tf.as_dtype("int4"), tf.as_dtype("uint4")),
 )
 
 # From now on, TensorFlow calls them for every op of every `tf.function`.
@@ -170,10 +147,7 @@ class Name(NamedTuple):
 
 
 def name_of(
-    kind: str,
-    name: str | None,
-    ignore_name_scope: bool = False,
-    process_set: int = 0,
+    kind: str, name: str | None, ignore_name_scope: bool = False, process_set: int = 0
 ) -> Name:
     """The names of a collective.
 
@@ -206,7 +180,7 @@ def name_of(
         kind = f"{kind}_in_set_{process_set}"
     graph = tf.compat.v1.get_default_graph()
     scope = [] if ignore_name_scope else _scope(graph)
-    return Name(_numbered(graph, "/".join([*_path(graph), *scope, kind])), kind)
+    return Name(numbered("/".join([*_path(graph), *scope, kind]), "_"), kind)
 
 
 def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
@@ -225,7 +199,7 @@ def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     node = _node_name(name)
     if tf.executing_eagerly():
         return Name(name, node)
-    return Name(_numbered(tf.compat.v1.get_default_graph(), name), node)
+    return Name(numbered(name, "_"), node)
 
 
 def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
@@ -497,17 +471,6 @@ def _is_used_again(graph: tf.Graph | None, name: str) -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
-
-
-def _numbered(graph: tf.Graph, name: str) -> str:
-    """Adds a number to a name that the `tf.function` of the graph already has."""
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    if not hasattr(graph, "_keras_hvd_unnamed"):
-        graph._keras_hvd_unnamed = collections.Counter()
-    before = graph._keras_hvd_unnamed
-    before[name] += 1
-    return name if before[name] == 1 else f"{name}_{before[name] - 1}"
 
 
 def _node_name(name: str) -> str:

@@ -53,9 +53,7 @@ def digest(variables: Sequence[Any]) -> int:
 
 
 def compare(
-    variables: Sequence[Any],
-    reduction: GradientReduction,
-    local: Collection[int] = (),
+    variables: Sequence[Any], reduction: GradientReduction, local: Collection[int] = ()
 ) -> None:
     """Compares the variables of a job's first reduction between its ranks.
 

@@ -247,12 +247,13 @@ def _scale_local(reduction: GradientReduction, grad: Gradient) -> Gradient:
     if not reduction.scale_local_gradients:
         return grad
     size = job_values.size_of(number_of(reduction.process_set, KIND))
-    return _divided(grad, size)
+    return divided(grad, size)
 
 
-def _divided(grad: Gradient, count: tf.Tensor) -> Gradient:
+def divided(grad: Any, count: int | tf.Tensor) -> Any:
+    """A tensor or slices, divided by a number in their own type."""
     if isinstance(grad, tf.IndexedSlices):
-        values = _divided(grad.values, count)
+        values = divided(grad.values, count)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return grad / tf.cast(count, grad.dtype)
 
