@@ -60,6 +60,7 @@ endif
 .PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests install-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
 .PHONY: elastic-tests trainings-hosts-tests wheel-all added-collective-tests ray-tests spark-tests
+.PHONY: pod-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests torch-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
@@ -83,7 +84,7 @@ test-more:
 		added-collective-tests
 	$(MAKE) --no-print-directory four-ranks-tests trainings-hosts-tests two-hosts-tests \
 		ends-wheel-tests torch-tests
-	$(MAKE) $(AT_ONCE) --jobs=2 ray-tests spark-tests
+	$(MAKE) $(AT_ONCE) --jobs=2 ray-tests spark-tests pod-tests
 
 AT_ONCE = --no-print-directory --output-sync=target MAY_RUN_AT_ONCE=yes
 
@@ -386,6 +387,15 @@ INSTALL_JAVA = apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	$(@D)/bin/pip install --quiet --disable-pip-version-check \
 		--constraint $(@D)/constraints.txt $(PACKAGES)
 	@touch $@
+
+# Pods, by podman in a network of its own.
+pod-tests: install
+	$(if $(shell command -v podman),,$(INSTALL_PODMAN))
+	$(BIN)/python -m pytest -q tests/clusters/test_pods.py
+
+INSTALL_PODMAN = apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	apt-get install -qq -y --no-install-recommends podman runc netavark iptables \
+		catatonit dnsmasq-base openssh-client
 
 # TFX with all that a pipeline takes, of other versions than elsewhere. Its own
 # requirements cannot be met from PyPI: see docs/tfx.md. .venv-tfx is left as it is until
