@@ -18,6 +18,7 @@ import uuid
 
 import network
 import pytest
+from free_port import free_port
 
 SECRET = "0123456789abcdef of tests"
 SHOW = (
@@ -408,6 +409,24 @@ def test_the_name_of_the_first_host_may_come_late(khvdrun, two_hosts, tmp_path, 
     assert "node 0 cannot listen at" in line and "It tries for 60 s" in line
     names.write_text(f"{two_hosts[0].address} train-0.train\n")
     assert [code for code, *_ in end(*jobs)] == [0, 0]
+
+
+def test_a_long_wait_is_said_on_each_host(start, rendezvous):
+    nobody = f"127.0.0.1:{free_port()}"
+    waits = [
+        start(0, 3, "-np", 1, *SHOW),
+        start(2, 3, "-np", 1, "--rendezvous", nobody, *SHOW),
+    ]
+    assert waits[0].stderr.readline() == (
+        "khvdrun: nodes 1 and 2 of 3 did not come so far. It waits for 60 s\n"
+    )
+    assert waits[1].stderr.readline() == (
+        f"khvdrun: node 0 at {nobody} cannot be reached so far: Connection refused. It "
+        "tries for 60 s\n"
+    )
+    for each in waits:
+        each.send_signal(signal.SIGTERM)
+    assert [code for code, *_ in end(*waits)] == [-signal.SIGTERM] * 2
 
 
 def test_ctrl_c_ends_it_while_it_waits(start, rendezvous):
