@@ -6,6 +6,7 @@ import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -191,7 +192,8 @@ def test_blames_a_crash_that_outlasts_the_patience(khvdrun, tmp_path):
 
 def test_names_a_rank_that_left_while_others_waited(khvdrun):
     # Ranks 1 and 2 both end well; rank 0 complains about one of them.
-    complaint = "RankFailedError: rank 1 (pid $(cat $0) on here) has left the job"
+    here = f"pid $(cat $0) on {socket.gethostname()}"
+    complaint = f"RankFailedError: rank 1 ({here}) has left the job"
     script = (
         "case $KERAS_HVD_RANK in "
         "1) echo $$ > $0.new; mv $0.new $0;; "
