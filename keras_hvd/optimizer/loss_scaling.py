@@ -51,6 +51,7 @@ def agree_on_finite_gradients(
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
 
+    @framework.traced_updates.left_out
     @functools.wraps(plain)
     def check_finite(self, grads):
         finite = plain(self, grads)

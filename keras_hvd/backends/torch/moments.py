@@ -14,6 +14,8 @@ from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet
 
 
+# Dynamo would trace the engine's calls.
+@torch.compiler.disable
 def moments_over_ranks(
     inputs: torch.Tensor,
     mask: torch.Tensor | None,

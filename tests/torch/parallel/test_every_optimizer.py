@@ -6,29 +6,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from keras_optimizers import EMA, NAMES, RATE, optimizer
 
 import keras_hvd
 from keras_hvd.backends.host_collectives import Together
 
 STEPS, ROWS = 50, 12
-RATE = 0.01
-# Its steps are small at any usual rate.
-RATES = {"Adadelta": 1.0}
-EMA = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 7}
-
 # A gradient near zero has another sign in another order of summation, and theirs is a
 # step of full length.
 OF_SIGNS = {"Lion", "Muon"}
-# They take the arguments of others.
-SEVERAL = {"LossScaleOptimizer", "MultiOptimizer", "Optimizer"}
-
-NAMES = sorted(
-    name
-    for name, value in vars(keras.optimizers).items()
-    if isinstance(value, type)
-    and issubclass(value, keras.optimizers.Optimizer)
-    and name not in SEVERAL
-)
 
 
 def model() -> keras.Model:
@@ -101,8 +87,7 @@ def require_as_alone(make, dtype: str = "float32", tolerance: float = 1e-5) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_as_one_process(name, size):
     dtype = "float64" if name in OF_SIGNS else "float32"
-    rate = RATES.get(name, RATE)
-    require_as_alone(lambda: getattr(keras.optimizers, name)(rate), dtype)
+    require_as_alone(lambda: optimizer(name), dtype)
 
 
 ARGUMENTS = {
@@ -124,8 +109,8 @@ ARGUMENTS = {
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize("case", sorted(ARGUMENTS))
 def test_trains_as_one_process_with(kind, case, size):
-    optimizer = getattr(keras.optimizers, kind)
-    require_as_alone(lambda: optimizer(RATE, **ARGUMENTS[case]))
+    made = getattr(keras.optimizers, kind)
+    require_as_alone(lambda: made(RATE, **ARGUMENTS[case]))
 
 
 def scaled(scale):

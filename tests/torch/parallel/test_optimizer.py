@@ -198,13 +198,6 @@ def test_two_models_of_one_name(rank, size):
         assert weights[0] == weights[1]
 
 
-def test_compiled_steps_are_refused(size):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(distributed(), "mse", jit_compile=True)
-    with pytest.raises(NotImplementedError, match="leave jit_compile out"):
-        model.fit(np.ones((4, 2)), np.zeros(4), verbose=0)
-
-
 def test_a_plain_optimizer_is_refused(size):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
