@@ -161,6 +161,8 @@ void Work::EndRequests() {
 void Work::BeginToLeave() {
   if (job_->Failed()) return;
   execution_.gpu().Leave();
+  // What other hosts have decided by now is passed on.
+  job_->Poll();
   // The GPU may not have ended.
   if (job_->Failed()) return;
   leaves_ = true;
