@@ -42,6 +42,7 @@ from keras_hvd.world.rendezvous.proof import Purpose
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `khvdrun` and returns its exit code."""
     _open_standard_files()
+    _let_sigterm_end_a_first_process()
     given = sys.argv[1:] if arguments is None else arguments
     try:
         try:
@@ -229,6 +230,15 @@ def _open_standard_files() -> None:
         except OSError:
             # open() takes the lowest number that is free: this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _let_sigterm_end_a_first_process() -> None:
+    """Ends this process by SIGTERM before it has a job, if it is a container's first.
+
+    The kernel keeps signals that it does not handle from such a process.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _is_read(descriptor: int) -> bool:

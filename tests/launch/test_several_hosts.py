@@ -429,6 +429,20 @@ def test_a_long_wait_is_said_on_each_host(start, rendezvous):
     assert [code for code, *_ in end(*waits)] == [-signal.SIGTERM] * 2
 
 
+def test_sigterm_ends_a_first_process_of_a_container_that_waits(khvdrun, rendezvous):
+    container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    if subprocess.run([*container, "true"]).returncode != 0:
+        pytest.skip("there can be no container")
+    place = ("--nnodes", 2, "--node-rank", 0, "--rendezvous", rendezvous)
+    command = (*place, "-np", 1, *SHOW)
+    environment = {"KERAS_HVD_SECRET": SECRET}
+    with khvdrun.start(*command, before=container, env=environment) as job:
+        assert "node 1 of 2 did not come so far" in job.stderr.readline()
+        children = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()
+        os.kill(int(children), signal.SIGTERM)
+        assert end(job) == [(128 + signal.SIGTERM, "", "")]
+
+
 def test_ctrl_c_ends_it_while_it_waits(start, rendezvous):
     host, port = rendezvous.split(":")
     with start(0, 2, "-np", 1, *SHOW) as job:
