@@ -13,10 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_hvd.backends.current import framework_name
 from keras_hvd.backends.same_job import Membership
 from keras_hvd.data.part import digest
 from keras_hvd.data.place import place_in
-from keras_hvd.job import basics
+from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
@@ -30,7 +31,8 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
     Every rank wraps the same dataset and gives the wrapper to `fit`, `evaluate` or
     `predict`, together with all ranks. A rank makes only the batches of its part, with
-    the workers, threads or processes that the dataset asks for. All ranks together get
+    the workers, threads or processes that the dataset asks for; on torch, where Keras
+    gives batches of one epoch in the next, without them. All ranks together get
     each batch once in an epoch, in the same number of steps. With `steps_per_epoch`
     they get each batch once in a pass of several epochs if there is one worker; with
     several workers Keras starts again in each epoch.
@@ -93,9 +95,10 @@ class ShardedPyDataset(keras.utils.PyDataset):
         # Stored here, because forked workers cannot ask the engine.
         self._size, self._rank = place_in(process_set, "ShardedPyDataset")
         self._membership = Membership(process_set)
+        workers, use_multiprocessing = _workers_of(inner)
         super().__init__(
-            workers=inner.workers,
-            use_multiprocessing=inner.use_multiprocessing,
+            workers=workers,
+            use_multiprocessing=use_multiprocessing,
             max_queue_size=inner.max_queue_size,
         )
         self.inner = inner
@@ -228,6 +231,23 @@ class ShardedPyDataset(keras.utils.PyDataset):
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def _workers_of(inner: keras.utils.PyDataset) -> tuple[int, bool]:
+    """The number of workers that make batches, and whether they are processes."""
+    given = inner.workers, inner.use_multiprocessing
+    has_queue = inner.workers > 1 or inner.use_multiprocessing
+    if framework_name() == "tensorflow" or not has_queue:
+        return given
+    # The first batches stay in Keras' queue when it has looked at one to build, and all
+    # later ones come too late.
+    log.warn(
+        f"ShardedPyDataset: on {framework_name()} Keras gives batches of one epoch in "
+        "the next where a PyDataset has workers, so the batches are made without. A "
+        "torch.utils.data.DataLoader may have workers",
+        stacklevel=3,
+    )
+    return 1, False
 
 
 @functools.lru_cache(8)
