@@ -6,11 +6,10 @@ before TensorFlow is imported.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ def broadcast_object(
     is_root = basics.rank() == root_rank
     data, error = _pickled(obj) if is_root else (np.empty(0, np.uint8), None)
     length = np.array(data.size, np.int64)
-    with _name_or_turn("broadcast_object", name, number) as name:
+    with _turns.name("broadcast_object", name, number) as name:
         broadcast_array(length, root_rank, f"{name}/length", number)
         if not length:
             raise error or _not_pickled("broadcast_object", root_rank)
@@ -165,7 +164,7 @@ def allgather_object(
     _refuse_session("allgather_object", session)
     number = number_of(process_set, "allgather_object")
     own, error = _pickled(obj)
-    with _name_or_turn("allgather_object", name, number) as name:
+    with _turns.name("allgather_object", name, number) as name:
         data, lengths = _allgather(own, f"{name}/pickle", number)
     if 0 in lengths:
         raise error or _not_pickled(
@@ -176,18 +175,6 @@ def allgather_object(
         pickle.loads(data[end - length : end].data)
         for length, end in zip(lengths, ends, strict=True)
     ]
-
-
-@contextlib.contextmanager
-def _name_or_turn(function: str, name: str | None, process_set: int) -> Iterator[str]:
-    """The name of a call. Without a name, two threads may not call at once."""
-    if name is not None:
-        unnamed.require_name(function, name)
-        yield name
-        return
-    name = f"unnamed_{function}"
-    with _turns.take(name, process_set):
-        yield name
 
 
 def _refuse_session(function: str, session: Any) -> None:

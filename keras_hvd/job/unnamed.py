@@ -83,6 +83,25 @@ class Turns:
                 del self._running[key]
                 self._there[key] = frozenset(threading.enumerate())
 
+    @contextlib.contextmanager
+    def name(self, kind: str, name: str | None, process_set: int = 0) -> Iterator[str]:
+        """A context with the name of a collective, in which it runs.
+
+        Without a name, two threads may not call it at once, as in `take`. Raises
+        TypeError or ValueError if it cannot be a name.
+
+        >>> with Turns().name("barrier", None) as name:
+        ...     print(name)
+        unnamed_barrier
+        """
+        if name is not None:
+            require_name(kind, name)
+            yield name
+            return
+        name = f"unnamed_{kind}"
+        with self.take(name, process_set):
+            yield name
+
     def _follows(
         self, this: threading.Thread, other: threading.Thread, key: _Key
     ) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_hvd.backends.compression import require_compressor
-from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum
+from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum, chosen, scales_of
 from keras_hvd.backends.tensorflow.collectives import (
     allgather,
     contributions,
@@ -90,7 +90,7 @@ def allreduce(
     [reduced] = _reduced(
         "allreduce",
         [tensor],
-        _reduce_op("allreduce", average, op),
+        chosen("allreduce", average, op),
         (prescale_factor, postscale_factor),
         compression,
         process_set,
@@ -158,7 +158,7 @@ def grouped_allreduce(
     return _reduced(
         "grouped_allreduce",
         tensors,
-        _reduce_op("grouped_allreduce", average, op),
+        chosen("grouped_allreduce", average, op),
         (prescale_factor, postscale_factor),
         compression,
         process_set,
@@ -179,7 +179,7 @@ def _reduced(
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     arrival.require_arrived(kind)
     number = number_of(process_set, kind)
-    scales = submission.scales_of(kind, *factors)
+    scales = scales_of(kind, *factors)
     require_compressor(kind, compression)
     results, restore = contributions.to_reduction(tensors, reduce_op, process_set)
     sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
@@ -298,26 +298,3 @@ def _truncated(integers: tf.Tensor, factor: float) -> tf.Tensor:
     if factor == 1:
         return integers
     return tf.saturate_cast(tf.cast(integers, tf.float64) * factor, integers.dtype)
-
-
-def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    # A ReduceOp is a number. Average is 0, which would mean Sum if taken as a bool.
-    if average is not None and not isinstance(average, (bool, np.bool_)):
-        raise TypeError(
-            f"{function}: average must be True or False, got {average!r}; give the "
-            "reduction as op=, such as op=keras_hvd.Sum"
-        )
-    if average is not None and op is not None:
-        raise ValueError(
-            f"{function}: average={average} and op={op!r} are two ways to say the same;"
-            " give op alone"
-        )
-    if average is not None:
-        return Average if average else Sum
-    if op is None:
-        return Average
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        names = ", ".join(f"keras_hvd.{known.name}" for known in ReduceOp)
-        raise ValueError(f"op must be one of {names}; got {op!r}") from None

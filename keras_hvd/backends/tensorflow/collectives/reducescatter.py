@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd.backends.compression import require_compressor
-from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum
+from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum, scales_of
 from keras_hvd.backends.tensorflow.collectives import (
     allgather,
     allreduce_op,
@@ -159,7 +159,7 @@ def _reduced(
     arrival.require_arrived(kind)
     number = number_of(process_set, kind)
     reduce_op = _reduce_op(kind, reduce_op)
-    scales = submission.scales_of(kind, *factors)
+    scales = scales_of(kind, *factors)
     require_compressor(kind, compression)
     own, restore = contributions.to_reduction(tensors, reduce_op, process_set)
     given = [

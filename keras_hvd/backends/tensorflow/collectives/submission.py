@@ -89,38 +89,6 @@ def with_rows(kind: str, does: str, value: Any, *, reduces: bool = False) -> tf.
     return tensor
 
 
-def scales_of(kind: str, prescale: Any, postscale: Any) -> tuple[float, float]:
-    """The factors of a reduction, as numbers.
-
-    Raises TypeError if one is not a number, or unknown before the graph runs. Raises
-    ValueError if one is NaN, or too large for a float.
-
-    Example:
-
-    >>> scales_of("allreduce", 1, tf.constant(0.5))
-    (1.0, 0.5)
-    """
-    prescale = _scale(kind, "prescale_factor", prescale)
-    return prescale, _scale(kind, "postscale_factor", postscale)
-
-
-def _scale(kind: str, argument: str, value: Any) -> float:
-    try:
-        # float() would accept a string, which is not a number.
-        scale = None if isinstance(value, (str, bytes)) else float(value)
-    except OverflowError:
-        raise ValueError(
-            f"{kind}: {argument} must be a number of float64; got {value!r}"
-        ) from None
-    except (TypeError, ValueError):
-        scale = None
-    if scale is None:
-        raise TypeError(f"{kind}: {argument} must be a number; got {value!r}")
-    if math.isnan(scale):
-        raise ValueError(f"{kind}: {argument} must be a number; got {value!r}")
-    return scale
-
-
 def require_scalable(
     kind: str, scales: tuple[float, float], dtypes: Iterable[tf.DType]
 ) -> None:
