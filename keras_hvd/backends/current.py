@@ -47,8 +47,7 @@ _INSTEAD = {
         "the functions of the same names without _op, such as keras_hvd.rank()"
     ),
     "keras_hvd.backends.tensorflow": (
-        "keras_hvd.broadcast_object, keras_hvd.allgather_object or "
-        "keras_hvd.broadcast_variables"
+        "keras_hvd.allreduce, keras_hvd.allgather or keras_hvd.broadcast"
     ),
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ from keras_hvd import exceptions
 from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.job import basics, native, script_end
 
+# Each block is its own submitter, so a thread's does not queue behind another's.
+_submitters = itertools.count(1)
+
 
 class HostTensor(NamedTuple):
     """A tensor whose elements are in host memory, without gaps."""
@@ -20,7 +24,7 @@ class HostTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     address: int
-    # Where a reduction's result goes; None: to the same place.
+    # Where the result goes; None: to the same place; 0: where `allocate` says.
     result: int | None = None
 
     @classmethod
@@ -54,7 +58,11 @@ class Together:
     """
 
     def __init__(self) -> None:
+        self._submitter = next(_submitters)
         self._pending: list[ctypes.c_void_p] = []
+        # Python's functions that the engine calls, and what they have raised.
+        self._called: list[Any] = []
+        self._raised: BaseException | None = None
 
     def allreduce(
         self,
@@ -63,8 +71,11 @@ class Together:
         op: ReduceOp,
         process_set: int = 0,
         labels: str = "",
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """Begins to reduce a group. `labels` is a text on which the ranks must agree.
+
+        `scales` multiply the elements before and after.
 
         Raises TypeError if the tensors' type cannot be reduced.
         """
@@ -77,6 +88,8 @@ class Together:
             reduce_op=int(op),
             process_set=process_set,
             labels=labels.encode() or None,
+            prescale=scales[0],
+            postscale=scales[1],
         )
 
     def broadcast(
@@ -91,13 +104,54 @@ class Together:
             native.BROADCAST, name, [tensor], root=root, process_set=process_set
         )
 
+    def allgather(
+        self,
+        name: str,
+        tensors: Sequence[HostTensor],
+        allocate: Callable[[int, list[int]], int],
+        process_set: int = 0,
+    ) -> None:
+        """Begins to join the ranks' rows of each tensor.
+
+        `allocate` takes a tensor's index and each rank's number of rows, and returns
+        the address of memory for all. Raises TypeError if a type cannot be sent.
+        """
+        for each in tensors:
+            _require_type("sent", each, native.DTYPES)
+
+        def room(_: int, tensor: int, first_dims: Any, count: int) -> int | None:
+            # After an exception ctypes would return any address, even for an interrupt.
+            try:
+                return allocate(tensor, first_dims[:count])
+            except BaseException as error:
+                self._raised = error
+                return None
+
+        self._called.append(native.Allocate(room))
+        self._begin(
+            native.ALLGATHER,
+            name,
+            [each._replace(result=0) for each in tensors],
+            allocate=self._called[-1],
+            process_set=process_set,
+        )
+
+    def barrier(self, name: str, process_set: int = 0) -> None:
+        """Begins to wait for the other ranks."""
+        self._begin(native.BARRIER, name, [], process_set=process_set)
+
     def _begin(
         self, kind: int, name: str, tensors: Sequence[HostTensor], **fields: Any
     ) -> None:
         script_end.note_collective()
         given = (native.Tensor * len(tensors))(*map(_given, tensors))
         request = native.Request(
-            kind=kind, name=name.encode(), count=len(tensors), tensors=given, **fields
+            kind=kind,
+            name=name.encode(),
+            submitter=self._submitter,
+            count=len(tensors),
+            tensors=given,
+            **fields,
         )
         pending = ctypes.c_void_p()
         basics.check(
@@ -126,8 +180,12 @@ class Together:
             except KeyboardInterrupt as interrupt:
                 first = interrupt
         self._pending.clear()
-        if first is not None and error is None:
-            raise first
+        self._called.clear()
+        if first is None or error is not None:
+            return
+        if self._raised is not None:
+            raise self._raised from first
+        raise first
 
 
 def _given(tensor: HostTensor) -> native.Tensor:

@@ -12,8 +12,8 @@ from keras_hvd.backends.torch import (
     random_numbers,
 )
 from keras_hvd.backends.torch.collectives import reductions
+from keras_hvd.backends.torch.collectives.allreduce import allreduce, grouped_allreduce
 from keras_hvd.backends.torch.collectives.join import join
-from keras_hvd.backends.torch.collectives.reducing import allreduce, grouped_allreduce
 from keras_hvd.backends.torch.eager import (
     WholeStep,
     add_up_all,

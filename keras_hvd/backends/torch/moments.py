@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from keras_hvd.backends.host_collectives import Together
 from keras_hvd.backends.reduce_op import Sum
-from keras_hvd.backends.torch.collectives.reducing import allreduce
-from keras_hvd.job import arrival
-from keras_hvd.job.process_sets import ProcessSet
+from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.job.process_sets import ProcessSet, number_of
 
 
 # Dynamo would trace the engine's calls.
@@ -80,8 +80,10 @@ class _Gathered(torch.autograd.Function):
 
 
 def _summed(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
-    with arrival.within_step():
-        return allreduce(tensor, op=Sum, name=name, process_set=process_set)
+    copy, number = copy_on_host(tensor), number_of(process_set, "the moments")
+    with Together() as collectives:
+        collectives.allreduce(name, [on_host(copy)], Sum, number)
+    return copy.to(tensor.device)
 
 
 def _count(

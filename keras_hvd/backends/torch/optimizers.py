@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Sum
+from keras_hvd.backends.torch.collectives import reductions
+from keras_hvd.job.process_sets import number_of
 
 
 def refuse_session_optimizer(optimizer: Any) -> None:
@@ -26,7 +29,28 @@ def refuse_session_optimizer(optimizer: Any) -> None:
 def require_not_reduced(
     optimizer: Any, grads: Iterable[Any], reduction: GradientReduction
 ) -> None:
-    """Does nothing: no function of keras_hvd reduces tensors of torch besides.
+    """Raises if an optimizer that sums gets gradients that the step itself has summed.
 
-    >>> require_not_reduced(None, [], GradientReduction())
+    Averaging equal values changes nothing. Arithmetic makes new tensors, which are not
+    known.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> optimizer, summing = keras.optimizers.SGD(), GradientReduction(op=Sum)
+    >>> require_not_reduced(optimizer, [torch.ones(1)], summing)
+    >>> require_not_reduced(optimizer, [keras_hvd.allreduce([1.0])], summing)
+    Traceback (most recent call last):
+    RuntimeError: optimizer 'sgd' sums gradients over the ranks, and was given ...
     """
+    if reduction.op != Sum:
+        return
+    number = number_of(reduction.process_set, "the reduction of gradients")
+    if any(reductions.mark_of(each) == number for each in grads):
+        raise RuntimeError(
+            f"optimizer {optimizer.name!r} sums gradients over the ranks, and was "
+            "given gradients that the step itself has reduced, with an allreduce: "
+            f"they would be summed twice, {reduction.process_set.size()} times too "
+            "large. Give the optimizer the gradients that backward() computes."
+        )

@@ -14,7 +14,7 @@ from keras_hvd.backends.host_collectives import HostTensor, Together
 from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.job import arrival, basics
+from keras_hvd.job import arrival, basics, unnamed
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -56,6 +56,52 @@ def broadcast_variables(
     array([1., 2.], dtype=float32)
     """
     function = "broadcast_variables"
+    _broadcast(function, function, variables, root_rank, process_set)
+
+
+def broadcast_(
+    variables: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sets every rank's variables to the root's values, and returns the values.
+
+    Args:
+        variables: a variable, or several, as for `broadcast_variables`.
+        root_rank: the rank that sends its values, counted in the whole job.
+        name: matches the call to the other ranks' calls.
+        process_set: the ranks that take part; by default all of them.
+
+    Returns:
+        The root's value of the variable, or a list of values.
+
+    Raises:
+        As `broadcast_variables` does.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.broadcast_(torch.tensor([1.0, 2.0]), root_rank=0)
+    tensor([1., 2.])
+    """
+    function = "broadcast_"
+    if name is not None:
+        unnamed.require_name(function, name)
+    is_one = isinstance(getattr(variables, "value", variables), torch.Tensor)
+    given = [variables] if is_one else variables
+    values = _broadcast(function, name or function, given, root_rank, process_set)
+    return values[0] if is_one else values
+
+
+def _broadcast(
+    function: str,
+    name: str,
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
     arrival.require_arrived(function)
     number = number_of(process_set, function)
     root = basics.root_of(function, root_rank)
@@ -63,13 +109,14 @@ def broadcast_variables(
     values = [copy_on_host(each) for each in tensors]
     equal_start.note_broadcast()
     equal_start.require_same_backend(process_set)
-    _require_same_number(function, len(values), number)
+    _require_same_number(function, name, len(values), number)
     with Together() as collectives:
         for place, value in enumerate(values):
-            collectives.broadcast(f"{function}/{place}", on_host(value), root, number)
+            collectives.broadcast(f"{name}/{place}", on_host(value), root, number)
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
+    return values
 
 
 def has_value(variable: Any) -> bool:
@@ -111,12 +158,14 @@ def _tensor(function: str, variable: Any) -> torch.Tensor:
     )
 
 
-def _require_same_number(function: str, number: int, process_set: int) -> None:
+def _require_same_number(
+    function: str, name: str, number: int, process_set: int
+) -> None:
     """Raises, on every rank, if ranks give more variables, which would hang."""
     largest = np.array([number, -number], np.int64)
     with Together() as collectives:
         collectives.allreduce(
-            f"{function}/number",
+            f"{name}/number",
             [HostTensor.of_array(largest)],
             ReduceOp.Max,
             process_set,

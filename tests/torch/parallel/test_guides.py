@@ -1,4 +1,4 @@
-"""The page's loop of one's own trains as fit does."""
+"""The page's blocks: a metric over all ranks, and a loop that trains as fit does."""
 
 import re
 from pathlib import Path
@@ -20,8 +20,18 @@ def made() -> keras.Model:
     return model
 
 
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_metric_of_the_page(rank, size):
+    names = {"keras_hvd": keras_hvd, "right": torch.tensor(1.0 + rank), "total": 4}
+    exec(blocks()[0], names)
+    assert names["accuracy"] == (1 + (size - 1) / 2) / 4
+
+
 def test_the_loop_of_the_page(rank, size):
-    [block] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [_, block] = blocks()
     random = np.random.default_rng(rank)
     inputs = random.standard_normal((8, 4)).astype("float32")
     targets = random.standard_normal((8, 1)).astype("float32")
