@@ -350,8 +350,8 @@ TORCH ?= torch==2.13.*
 torch-tests: install
 	$(MAKE) --no-print-directory .venv-torch/.installed
 	$(ON_TORCH) -m pytest -q tests/torch/alone
-	$(ON_TORCH) -m keras_hvd.launch -np 2 \
-		.venv-torch/bin/python -m pytest -q -x tests/torch/parallel
+	$(foreach folder,tests/torch/parallel tests/parallel,$(ON_TORCH) \
+		-m keras_hvd.launch -np 2 .venv-torch/bin/python -m pytest -q -x $(folder) &&) :
 
 ON_TORCH = PYTHONPATH=$(CURDIR) KERAS_BACKEND=torch .venv-torch/bin/python
 
@@ -360,7 +360,7 @@ ON_TORCH = PYTHONPATH=$(CURDIR) KERAS_BACKEND=torch .venv-torch/bin/python
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps '$(TORCH)'
 	$(@D)/bin/pip install --quiet --disable-pip-version-check \
 		$(addprefix --constraint ,$(CONSTRAINTS)) \
-		torch '$(KERAS)' cloudpickle numpy pytest pytest-timeout pyyaml
+		torch '$(KERAS)' cloudpickle keras-tuner numpy pytest pytest-timeout pyyaml
 	@touch $@
 
 # Ray and Spark, each beside the packages of the checkout's environment.

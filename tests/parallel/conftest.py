@@ -2,32 +2,27 @@
 
 Every rank runs every test, in the same order. Rank 0 reports as usual, and the others
 report only failures. Tests that N ranks show no better than other numbers of ranks are
-left out; `--all-tests` runs them too.
+left out; `--all-tests` runs them too. With KERAS_BACKEND=torch, on which nothing here
+imports TensorFlow, those files run that do not name it.
 """
 
 import ctypes
+import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.job import native
-
-# How a function runs, by the name that tests show.
-WAYS = {
-    "eager": lambda function: function,
-    "graph": lambda function: tf.function(function, autograph=False),
-    "xla": lambda function: tf.function(function, autograph=False, jit_compile=True),
-}
-
 
 # The numbers of ranks on which the tests of a folder or file run; the longest path
 # counts. One rank: no other to talk to. Two: everything. Three: uneven shares. Four, on
@@ -71,6 +66,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run also what other numbers of ranks show as well (make soak does)",
     )
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if keras.backend.backend() == "tensorflow" or collection_path.is_dir():
+        return None
+    names_it = re.search(r"\btensorflow\b", collection_path.read_text())
+    return True if names_it else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
@@ -124,8 +126,11 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    has_xla = native.ops_info(tf.__version__)["xla"]
-    if item.get_closest_marker("needs_xla") and not has_xla:
+    if not item.get_closest_marker("needs_xla"):
+        return
+    import tensorflow as tf
+
+    if not native.ops_info(tf.__version__)["xla"]:
         pytest.skip("this TensorFlow cannot compile collectives")
 
 
@@ -148,18 +153,30 @@ def several_ranks(size: int) -> None:
         pytest.skip("needs at least 2 ranks")
 
 
+@pytest.fixture
+def on_tensorflow() -> None:
+    """Skips a test of what Keras or keras_hvd has on TensorFlow alone."""
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("TensorFlow alone has this")
+
+
 @pytest.fixture(
     params=["eager", "graph", pytest.param("xla", marks=pytest.mark.needs_xla)]
 )
 def way(request: pytest.FixtureRequest) -> str:
-    """One of `WAYS`."""
+    """How a function runs."""
     return request.param
 
 
 @pytest.fixture
 def run(way: str) -> Callable[[Callable], Callable]:
     """Makes a function run eagerly, as a graph, or compiled."""
-    return WAYS[way]
+    import tensorflow as tf
+
+    if way == "eager":
+        return lambda function: function
+    compiles = True if way == "xla" else None
+    return functools.partial(tf.function, autograph=False, jit_compile=compiles)
 
 
 @pytest.fixture(scope="session")
@@ -187,6 +204,8 @@ def values() -> Callable[..., np.ndarray]:
 
     Integers are of the type's whole range, but for int64, four of which can be added.
     """
+
+    import tensorflow as tf
 
     def array(dtype: tf.DType, shape: tuple[int, ...], rank: int) -> np.ndarray:
         seed = zlib.crc32(f"{dtype.name} {shape} {rank}".encode())

@@ -1,15 +1,20 @@
 """Numbered samples, in memory and in files, and functions that read them."""
 
+from __future__ import annotations
+
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_hvd
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # The samples of each file in `folder`.
 SAMPLES = (3100, 2400, 1900, 1300, 800, 400, 100)
@@ -43,6 +48,8 @@ def read_by_all() -> Callable[[tf.data.Dataset], Counter]:
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Seven files of different sizes, with the numbers 0 to 9999 in their order."""
+    import tensorflow as tf
+
     folder = Path(keras_hvd.broadcast_object(str(tmp_path_factory.mktemp("numbers"))))
     paths = [str(folder / f"{number}.tfrecord") for number in range(7)]
     if keras_hvd.rank() == 0:
@@ -80,6 +87,8 @@ def folder(
 
 
 def write_into(folder: Path) -> None:
+    import tensorflow as tf
+
     numbers = iter(range(sum(SAMPLES)))
     for file, samples in enumerate(SAMPLES):
         lines = [f"{next(numbers):05}" for _ in range(samples)]
@@ -95,4 +104,6 @@ def write_into(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def numbers() -> Callable[[tf.Tensor], tf.Tensor]:
     """A function that turns a record into its number."""
+    import tensorflow as tf
+
     return lambda record: tf.strings.to_number(record, tf.int64)

@@ -1,4 +1,7 @@
-"""from_arrays: ranks share the rows of each step, and any number of them the rest."""
+"""from_arrays: ranks share the rows of each step, and any number of them the rest.
+
+Its datasets are tensorflow's.
+"""
 
 from collections import Counter
 

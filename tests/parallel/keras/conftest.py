@@ -7,8 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_hvd.backends.tensorflow.collectives import gradients
-
 
 @pytest.fixture(autouse=True)
 def same_names() -> None:
@@ -67,6 +65,8 @@ def points() -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture
 def starts(monkeypatch) -> list[str]:
     """Makes gradients travel as on a GPU; gives the names of those that started."""
+    from keras_hvd.backends.tensorflow.collectives import gradients
+
     names = []
     start = gradients.start
 

@@ -115,6 +115,8 @@ def written(folder):
 
 @pytest.mark.parametrize("kind", TUNERS)
 def test_as_one_process(kind, folder, data, rank, difference):
+    if kind == "bayesian":
+        pytest.importorskip("scipy")
     whole, own = data
     tuner_class, arguments = TUNERS[kind]
     tuner = make(folder / "ranks", tuner_class, **arguments)
@@ -318,6 +320,7 @@ def test_rank_0_alone_prints(folder, data, rank, capsys):
     assert bool(printed) == (rank == 0)
 
 
+@pytest.mark.usefixtures("on_tensorflow")
 def test_under_a_strategy(folder, data, rank):
     strategy = keras_hvd.Strategy()
 
@@ -343,6 +346,7 @@ def test_under_a_strategy(folder, data, rank):
     assert keras_hvd.broadcast_object(problems) == []
 
 
+@pytest.mark.usefixtures("on_tensorflow")
 @pytest.mark.parametrize("by", ["argument", "scope"])
 @pytest.mark.parametrize("kind", [keras_tuner.RandomSearch, keras_tuner.Hyperband])
 def test_plain_tuner_under_a_strategy(

@@ -102,6 +102,7 @@ def test_in_the_last_batches_of_an_epoch(fit, rank, size):
     assert fit(Hidden(BATCHES - 2, rank == size - 1)) == [late]
 
 
+@pytest.mark.usefixtures("on_tensorflow")
 @pytest.mark.parametrize("steps", [2, 4])
 def test_by_executions(steps, fit, rank, size):
     """With 4 steps the data ends within the second one, which is not agreed on."""

@@ -92,7 +92,7 @@ def require_equal(equal_on_all_ranks) -> Callable[..., None]:
 
 
 @pytest.fixture
-def strategy() -> keras_hvd.Strategy:
+def strategy() -> "keras_hvd.Strategy":
     return keras_hvd.Strategy()
 
 
