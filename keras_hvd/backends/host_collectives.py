@@ -17,6 +17,8 @@ from keras_hvd.job import basics, native, script_end
 # Each block is its own submitter, so a thread's does not queue behind another's.
 _submitters = itertools.count(1)
 
+_NOTHING = ctypes.c_char()
+
 
 class HostTensor(NamedTuple):
     """A tensor whose elements are in host memory, without gaps."""
@@ -80,7 +82,7 @@ class Together:
         Raises TypeError if the tensors' type cannot be reduced.
         """
         for each in tensors:
-            _require_type("reduced", each, native.REDUCED_DTYPES)
+            _require_type(name, "reduced", each, native.REDUCED_DTYPES)
         self._begin(
             native.ALLREDUCE,
             name,
@@ -99,7 +101,7 @@ class Together:
 
         Raises TypeError if the tensor's type cannot be sent.
         """
-        _require_type("sent", tensor, native.DTYPES)
+        _require_type(name, "sent", tensor, native.DTYPES)
         self._begin(
             native.BROADCAST, name, [tensor], root=root, process_set=process_set
         )
@@ -117,12 +119,15 @@ class Together:
         the address of memory for all. Raises TypeError if a type cannot be sent.
         """
         for each in tensors:
-            _require_type("sent", each, native.DTYPES)
+            _require_type(name, "sent", each, native.DTYPES)
 
         def room(_: int, tensor: int, first_dims: Any, count: int) -> int | None:
             # After an exception ctypes would return any address, even for an interrupt.
             try:
-                return allocate(tensor, first_dims[:count])
+                # What is empty has no address, and NULL would mean that it has failed.
+                return allocate(tensor, first_dims[:count]) or ctypes.addressof(
+                    _NOTHING
+                )
             except BaseException as error:
                 self._raised = error
                 return None
@@ -177,8 +182,9 @@ class Together:
                 if code != 0 and first is None:
                     text = engine.khvd_last_error().decode(errors="replace")
                     first = exceptions.from_code(code, text)
-            except KeyboardInterrupt as interrupt:
-                first = interrupt
+            except BaseException as raised:
+                # By a signal's handler, while it waited.
+                first = raised
         self._pending.clear()
         self._called.clear()
         if first is None or error is not None:
@@ -198,9 +204,11 @@ def _given(tensor: HostTensor) -> native.Tensor:
     )
 
 
-def _require_type(done: str, tensor: HostTensor, known: dict[str, int]) -> None:
+def _require_type(
+    name: str, done: str, tensor: HostTensor, known: dict[str, int]
+) -> None:
     if tensor.dtype not in known:
         raise TypeError(
-            f"tensors of {', '.join(known)} can be {done}; got {tensor.dtype} of shape "
-            f"{tensor.shape}"
+            f"{name!r}: tensors of {tensor.dtype} cannot be {done}; got one of shape "
+            f"{tensor.shape}. Cast it to one of {', '.join(known)}"
         )

@@ -61,7 +61,7 @@ def chosen(function: str, average: Any, op: Any) -> ReduceOp:
         return ReduceOp(op)
     except ValueError:
         names = ", ".join(f"keras_hvd.{known.name}" for known in ReduceOp)
-        raise ValueError(f"op must be one of {names}; got {op!r}") from None
+        raise ValueError(f"{function}: op must be one of {names}; got {op!r}") from None
 
 
 def scales_of(function: str, prescale: Any, postscale: Any) -> tuple[float, float]:

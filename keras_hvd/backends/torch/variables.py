@@ -17,6 +17,8 @@ from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import arrival, basics, unnamed
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
+_turns = unnamed.Turns()
+
 
 def broadcast_variables(
     variables: Iterable[Any],
@@ -55,8 +57,7 @@ def broadcast_variables(
     >>> weights.numpy()
     array([1., 2.], dtype=float32)
     """
-    function = "broadcast_variables"
-    _broadcast(function, function, variables, root_rank, process_set)
+    _broadcast("broadcast_variables", variables, root_rank, process_set)
 
 
 def broadcast_(
@@ -65,7 +66,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sets every rank's variables to the root's values, and returns the values.
+    """Sets every rank's variables to the root's values, in place, and returns these.
 
     Args:
         variables: a variable, or several, as for `broadcast_variables`.
@@ -74,7 +75,7 @@ def broadcast_(
         process_set: the ranks that take part; by default all of them.
 
     Returns:
-        The root's value of the variable, or a list of values.
+        The tensor of the variable, or a list of tensors.
 
     Raises:
         As `broadcast_variables` does.
@@ -86,37 +87,39 @@ def broadcast_(
     >>> keras_hvd.broadcast_(torch.tensor([1.0, 2.0]), root_rank=0)
     tensor([1., 2.])
     """
-    function = "broadcast_"
-    if name is not None:
-        unnamed.require_name(function, name)
     is_one = isinstance(getattr(variables, "value", variables), torch.Tensor)
     given = [variables] if is_one else variables
-    values = _broadcast(function, name or function, given, root_rank, process_set)
-    return values[0] if is_one else values
+    tensors = _broadcast("broadcast_", given, root_rank, process_set, name)
+    return tensors[0] if is_one else tensors
 
 
+# Dynamo would trace the engine's calls.
+@torch.compiler.disable
 def _broadcast(
     function: str,
-    name: str,
     variables: Iterable[Any],
     root_rank: int,
     process_set: ProcessSet,
+    name: str | None = None,
 ) -> list[torch.Tensor]:
     arrival.require_arrived(function)
     number = number_of(process_set, function)
     root = basics.root_of(function, root_rank)
+    if not isinstance(variables, Iterable) or isinstance(variables, np.ndarray):
+        raise _no_variable(function, variables)
     tensors = [_tensor(function, each) for each in variables]
     values = [copy_on_host(each) for each in tensors]
     equal_start.note_broadcast()
     equal_start.require_same_backend(process_set)
-    _require_same_number(function, name, len(values), number)
-    with Together() as collectives:
-        for place, value in enumerate(values):
-            collectives.broadcast(f"{name}/{place}", on_host(value), root, number)
+    with _turns.name(function, name, number) as known:
+        _require_same_number(function, known, len(values), number)
+        with Together() as collectives:
+            for place, value in enumerate(values):
+                collectives.broadcast(f"{known}/{place}", on_host(value), root, number)
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
-    return values
+    return tensors
 
 
 def has_value(variable: Any) -> bool:
@@ -150,11 +153,17 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _tensor(function: str, variable: Any) -> torch.Tensor:
-    tensor = getattr(variable, "value", variable)
+    # Under mixed precision a layer's variable has a copy as its value.
+    own = getattr(variable, "_value", None)
+    tensor = getattr(variable, "value", variable) if own is None else own
     if isinstance(tensor, torch.Tensor):
         return tensor
-    raise TypeError(
-        f"{function} takes Keras variables and tensors of torch; got {variable!r}"
+    raise _no_variable(function, variable)
+
+
+def _no_variable(function: str, given: Any) -> TypeError:
+    return TypeError(
+        f"{function} takes Keras variables and tensors of torch; got {given!r}"
     )
 
 

@@ -1,9 +1,12 @@
 """The collectives of torch's tensors: results of NumPy, gradients of one process."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
 import torch
+from keras.src.backend.common.variables import AutocastScope
 
 import keras_hvd
 from keras_hvd.backends.torch.collectives import reductions
@@ -45,6 +48,10 @@ def test_what_becomes_a_tensor(rank, size):
     for given in (float(rank), np.float32(rank), [float(rank)], np.full(2, rank, "f4")):
         assert (keras_hvd.allreduce(given) == mean).all()
     assert keras_hvd.allreduce(keras.Variable(float(rank))).item() == mean
+    pair = [torch.tensor(float(rank)), keras.Variable(float(rank))]
+    assert keras_hvd.allreduce(pair).tolist() == [mean, mean]
+    with torch.device("meta"):
+        assert keras_hvd.allgather(numbers(rank)).shape == (5 * size, 3)
     # In another order than that of its rows.
     columns = numbers(rank, (2, 3)).T
     expected = sum(each.T for each in of_all(size, (2, 3)))
@@ -76,6 +83,7 @@ def test_allgather(rank, size):
     # None of the first rank.
     fewer = [each[:number] for number, each in enumerate(rows)]
     assert torch.equal(keras_hvd.allgather(fewer[rank]), torch.cat(fewer))
+    assert keras_hvd.allgather(torch.zeros(3, 0)).shape == (3 * size, 0)
     ids = [torch.full((each + 1,), each, dtype=torch.int16) for each in range(size)]
     one, two = keras_hvd.grouped_allgather([rows[rank], ids[rank]], name="both")
     assert torch.equal(one, torch.cat(rows)) and torch.equal(two, torch.cat(ids))
@@ -89,6 +97,32 @@ def test_broadcast(rank, size):
     wanted = numbers(1)
     for each in (variable.value, tensor, *values):
         assert torch.equal(each.double(), wanted)
+    assert values[1] is tensor
+
+
+def test_a_variable_that_a_layer_casts_is_itself_set(rank, size):
+    variable = keras.Variable(float(rank))
+    with AutocastScope("float16"):
+        keras_hvd.broadcast_(variable, root_rank=1)
+    assert float(variable.value) == 1
+
+
+def test_another_thread_without_a_name_is_an_error(rank, size):
+    """It was there when the first one called: elsewhere it may have been quicker."""
+    caught, has_called = [], threading.Event()
+
+    def send():
+        has_called.wait()
+        with pytest.raises(keras_hvd.exceptions.MismatchError) as raised:
+            keras_hvd.broadcast_(torch.zeros(1), 0)
+        caught.append(str(raised.value))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    keras_hvd.broadcast_(torch.zeros(1), 0)
+    has_called.set()
+    thread.join()
+    assert "give each of the two a name" in caught[0]
 
 
 def test_a_barrier_waits(rank, size, tmp_path_factory):
@@ -158,6 +192,42 @@ def test_a_gradient_of_a_gradient(rank, size):
     torch.testing.assert_close(second, 6 * size**2 * sum_of_all)
 
 
+def test_a_gradient_of_a_broadcasts_gradient(rank, size):
+    """As in a gradient penalty: every rank's second gradient has a collective."""
+    given = numbers(rank).requires_grad_()
+    [grad] = torch.autograd.grad(
+        (keras_hvd.broadcast(given, 1) ** 2).sum(), given, create_graph=True
+    )
+    (grad**2).sum().backward()
+    expected = 8 * numbers(1) / size if rank == 1 else torch.zeros(5, 3).double()
+    torch.testing.assert_close(given.grad, expected)
+
+
+def test_gradients_of_a_group_with_other_types(rank, size):
+    given = numbers(rank).requires_grad_()
+    kinds = (torch.bool, torch.int16, torch.int64)
+    others = [torch.ones(rank, dtype=kind) for kind in kinds]
+    joined, *_ = keras_hvd.grouped_allgather([given, *others])
+    joined.sum().backward()
+    assert (given.grad == 1).all()
+    waves = (numbers(rank) * 1j).requires_grad_()
+    keras_hvd.broadcast(waves, 0).imag.sum().backward()
+    assert (waves.grad == (1j if rank == 0 else 0)).all()
+
+
+def test_a_model_is_described_by_one_rank_alone(rank, size):
+    class Centered(keras.layers.Layer):
+        def call(self, inputs):
+            means = keras_hvd.allreduce(keras.ops.mean(inputs, axis=0))
+            rows = keras_hvd.allgather(inputs)
+            return inputs - keras_hvd.broadcast(means, 0) + keras.ops.mean(rows)
+
+    if rank == 0:
+        inputs = keras.Input((3,))
+        assert keras.Model(inputs, Centered()(inputs)).output_shape == (None, 3)
+    assert keras_hvd.allreduce(1.0).item() == 1
+
+
 def test_others_have_no_gradient(rank, size):
     reduced = keras_hvd.allreduce(numbers(rank).requires_grad_(), op=keras_hvd.Max)
     with pytest.raises(NotImplementedError, match="op=Max has no gradient"):
@@ -165,6 +235,7 @@ def test_others_have_no_gradient(rank, size):
 
 
 def test_bad_input(rank, size):
+    all_ranks = keras_hvd.global_process_set
     bad = {
         "takes dense tensors": lambda: keras_hvd.allreduce(torch.eye(2).to_sparse()),
         "what torch can convert": lambda: keras_hvd.allreduce("text"),
@@ -175,6 +246,9 @@ def test_bad_input(rank, size):
         "name must not be empty": lambda: keras_hvd.barrier(name=""),
         "differs between ranks": lambda: keras_hvd.allreduce(torch.ones(2 + rank)),
         "root_rank 9 is not in": lambda: keras_hvd.broadcast(1.0, 9),
+        "device_dense has no effect": lambda: keras_hvd.allreduce(1.0, None, "loss"),
+        "ignore_name_scope has no": lambda: keras_hvd.allgather([1], "n", all_ranks),
+        "and tensors of torch; got 5": lambda: keras_hvd.broadcast_(5, 0),
     }
     for text, call in bad.items():
         with pytest.raises(Exception, match=text):
@@ -196,6 +270,10 @@ def test_gradients_that_a_step_has_summed_are_not_summed_again(rank, size):
     grads = [v.value.grad for v in variables]
     grads = keras_hvd.grouped_allreduce(grads, op=keras_hvd.Sum)
     with pytest.raises(RuntimeError, match=f"summed twice, {size} times too large"):
+        optimizer.apply(grads, variables)
+    for each in grads:
+        each.div_(size)
+    with torch.no_grad():
         optimizer.apply(grads, variables)
 
 
@@ -224,5 +302,6 @@ def test_what_a_step_reduces_by_itself_counts(rank, size):
     for other in others:
         assert all(map(np.array_equal, one, other))
     with reductions.watching() as counts:
-        keras_hvd.allgather(numbers(rank).requires_grad_())
-    assert (counts.elements, counts.in_forward_pass) == (0, 15)
+        given = numbers(rank).requires_grad_()
+        keras_hvd.allgather(keras_hvd.allreduce(given)).sum().backward()
+    assert (counts.elements, counts.in_forward_pass) == (0, 15 + 15)

@@ -28,7 +28,7 @@ def allgather(
         tensor: a tensor, variable, array or list with at least one dimension. The first
             may differ between ranks, and may be zero; the others and the type may not.
         name: matches the tensor between ranks.
-        ignore_name_scope: ignored; accepted for existing scripts.
+        ignore_name_scope: without effect.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
@@ -49,6 +49,7 @@ def allgather(
     tensor([[1, 2],
             [3, 4]])
     """
+    calls.require_unused("allgather", ignore_name_scope=ignore_name_scope)
     [gathered] = _gathered("allgather", [tensor], name, process_set)
     return gathered
 
@@ -67,7 +68,7 @@ def grouped_allgather(
     Args:
         tensors: as for `allgather`; types and shapes may be mixed.
         name: matches the group between ranks.
-        ignore_name_scope: ignored; accepted for existing scripts.
+        ignore_name_scope: without effect.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
@@ -86,6 +87,7 @@ def grouped_allgather(
     >>> keras_hvd.grouped_allgather([[1, 2], [[0.5]]])
     [tensor([1, 2]), tensor([[0.5000]])]
     """
+    calls.require_unused("grouped_allgather", ignore_name_scope=ignore_name_scope)
     return _gathered("grouped_allgather", tensors, name, process_set)
 
 
@@ -101,17 +103,19 @@ def _gathered(
                 f"{kind} joins tensors along their first dimension, and a scalar has "
                 f"none: give it one, with x.reshape(1); got {each}"
             )
-    # Each tensor's rows of each rank.
-    rows: list[list[int]] = [[] for _ in given]
+    size = process_set.size()
+    # Each tensor's rows of each rank; the engine asks for no memory for none.
+    rows = [[0] * size for _ in given]
 
     def gathered(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         copies = [copy_on_host(each) for each in tensors]
-        results = [*copies]
+        results = [each[:0] for each in copies]
 
         def allocate(place: int, first_dims: list[int]) -> int:
             rows[place] = first_dims
             shape = (sum(first_dims), *copies[place].shape[1:])
-            results[place] = torch.empty(shape, dtype=copies[place].dtype)
+            dtype = copies[place].dtype
+            results[place] = torch.empty(shape, dtype=dtype, device="cpu")
             return results[place].data_ptr()
 
         with calls.call(kind, name, process_set) as (collectives, known, number):
@@ -120,14 +124,17 @@ def _gathered(
                 collectives.allgather(known, hosted, allocate, number)
         return results
 
-    def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        averages = average_of_gradients(grads, kind, name, process_set)
+    def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         own = process_set.rank()
+        averages = average_of_gradients(grads, kind, name, process_set)
         return [
-            average[sum(counts[:own]) :][: counts[own]]
+            # A part would keep all ranks' rows in memory.
+            None if average is None else average.split(counts)[own].clone()
             for average, counts in zip(averages, rows, strict=True)
         ]
 
-    results = calls.with_gradient(given, gathered, gradient)
+    results = calls.with_gradient(
+        given, gathered, gradient, described=lambda each: torch.cat([each] * size)
+    )
     calls.note(given, results, number_of(process_set, kind), sums=False)
     return results

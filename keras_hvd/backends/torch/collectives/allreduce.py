@@ -36,8 +36,8 @@ def allreduce(
         tensor: a tensor, Keras variable, array, list or number, with the same shape and
             type on every rank. It stays as it is.
         average: True means `op=Average`, False `op=Sum`. Pass either this or `op`.
-        device_dense: ignored; accepted for existing scripts.
-        device_sparse: ignored; accepted for existing scripts.
+        device_dense: without effect.
+        device_sparse: without effect.
         compression: how the tensor is compressed for sending:
             `keras_hvd.Compression.none`, `fp16` or `bf16`.
         op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max`, `Product` or
@@ -48,7 +48,7 @@ def allreduce(
         postscale_factor: multiplies the result.
         name: matches the tensor between ranks.
         process_set: the ranks that take part; by default all of them.
-        ignore_name_scope: ignored; accepted for existing scripts.
+        ignore_name_scope: without effect.
 
     Returns:
         A tensor of the same shape, type and device, equal bit for bit on all ranks.
@@ -69,7 +69,13 @@ def allreduce(
     >>> keras_hvd.allreduce([1.0, 2.0], op=keras_hvd.Sum, postscale_factor=10.0)
     tensor([10., 20.])
     """
-    [reduced] = _reduced(
+    calls.require_unused(
+        "allreduce",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        ignore_name_scope=ignore_name_scope,
+    )
+    [reduced] = _noted(
         "allreduce",
         [tensor],
         chosen("allreduce", average, op),
@@ -99,14 +105,14 @@ def grouped_allreduce(
     Args:
         tensors: as for `allreduce`; types and shapes may be mixed.
         average: True means `op=Average`, False `op=Sum`. Pass either this or `op`.
-        device_dense: ignored; accepted for existing scripts.
-        device_sparse: ignored; accepted for existing scripts.
+        device_dense: without effect.
+        device_sparse: without effect.
         compression: how the tensors are compressed for sending.
         op: as for `allreduce`; Adasum treats each tensor separately.
         prescale_factor: multiplies each rank's elements before the reduction.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part; by default all of them.
-        ignore_name_scope: ignored; accepted for existing scripts.
+        ignore_name_scope: without effect.
         name: matches the group between ranks.
 
     Returns:
@@ -125,7 +131,13 @@ def grouped_allreduce(
     >>> keras_hvd.grouped_allreduce([1.5, 2], op=keras_hvd.Max)
     [tensor(1.5000), tensor(2)]
     """
-    return _reduced(
+    calls.require_unused(
+        "grouped_allreduce",
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        ignore_name_scope=ignore_name_scope,
+    )
+    return _noted(
         "grouped_allreduce",
         tensors,
         chosen("grouped_allreduce", average, op),
@@ -141,11 +153,35 @@ def average_of_gradients(
     kind: str,
     name: str | None,
     process_set: ProcessSet,
-) -> list[torch.Tensor]:
-    """Averages the gradients of a collective's results over the ranks."""
-    return grouped_allreduce(
-        gradients, name=name_of_gradient(kind, name), process_set=process_set
+) -> list[torch.Tensor | None]:
+    """Averages the gradients of a collective's results over the ranks.
+
+    Results that are no floating or complex numbers have none.
+    """
+    smooth = [grad.is_floating_point() or grad.is_complex() for grad in gradients]
+    given = [
+        torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
+        for grad, has_gradient in zip(gradients, smooth, strict=True)
+        if has_gradient
+    ]
+    of_gradient = name_of_gradient(kind, name)
+    averages = iter(
+        _reduced(
+            "grouped_allreduce",
+            given,
+            Average,
+            (1.0, 1.0),
+            Compression.none,
+            of_gradient,
+            process_set,
+        )
     )
+    found: list[torch.Tensor | None] = []
+    for grad, has_gradient in zip(gradients, smooth, strict=True):
+        average = next(averages) if has_gradient else None
+        is_pairs = average is not None and grad.is_complex()
+        found.append(torch.view_as_complex(average) if is_pairs else average)
+    return found
 
 
 def name_of_gradient(kind: str, name: str | None) -> str:
@@ -159,7 +195,7 @@ def name_of_gradient(kind: str, name: str | None) -> str:
 
 # Dynamo would trace the engine's calls.
 @torch.compiler.disable
-def _reduced(
+def _noted(
     kind: str,
     tensors: Sequence[Any],
     op: ReduceOp,
@@ -168,9 +204,24 @@ def _reduced(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[torch.Tensor]:
+    """What a step itself reduces."""
     require_compressor(kind, compression)
     given = [calls.as_tensor(kind, each) for each in tensors]
+    results = _reduced(kind, given, op, scales, compression, name, process_set)
+    number = number_of(process_set, kind)
+    calls.note(given, results, number, sums=op in (Average, Sum))
+    return results
 
+
+def _reduced(
+    kind: str,
+    tensors: Sequence[torch.Tensor],
+    op: ReduceOp,
+    scales: tuple[float, float],
+    compression: Any,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
     def reduced(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         compressed = [compression.compress(each) for each in tensors]
         copies = [copy_on_host(each) for each, _ in compressed]
@@ -183,13 +234,14 @@ def _reduced(
             for each, (_, context) in zip(copies, compressed, strict=True)
         ]
 
-    def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if op not in (Average, Sum):
             raise NotImplementedError(f"{kind} with op={op.name} has no gradient")
+        smooth = [each for each in grads if each.is_floating_point()]
         of_gradient = name_of_gradient(kind, name)
-        return _reduced(kind, grads, op, scales, compression, of_gradient, process_set)
+        reduced = iter(
+            _reduced(kind, smooth, op, scales, compression, of_gradient, process_set)
+        )
+        return [next(reduced) if each.is_floating_point() else None for each in grads]
 
-    results = calls.with_gradient(given, reduced, gradient)
-    number = number_of(process_set, kind)
-    calls.note(given, results, number, sums=op in (Average, Sum))
-    return results
+    return calls.with_gradient(tensors, reduced, gradient)

@@ -34,7 +34,7 @@ def broadcast(
             on every rank.
         root_rank: the rank that sends its tensor, as numbered in the whole job.
         name: matches the tensor between ranks.
-        ignore_name_scope: ignored; accepted for existing scripts.
+        ignore_name_scope: without effect.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
@@ -54,6 +54,7 @@ def broadcast(
     >>> keras_hvd.broadcast([1, 2], root_rank=0)
     tensor([1, 2])
     """
+    calls.require_unused("broadcast", ignore_name_scope=ignore_name_scope)
     given = calls.as_tensor("broadcast", tensor)
     root = basics.root_of("broadcast", root_rank)
 
@@ -63,9 +64,13 @@ def broadcast(
             collectives.broadcast(known, on_host(copy), root, number)
         return [copy]
 
-    def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         [average] = average_of_gradients(grads, "broadcast", name, process_set)
-        return [average if basics.rank() == root else torch.zeros_like(average)]
+        if average is None:
+            return [None]
+        # Zeros alone would not depend on the average, whose own gradient all compute.
+        is_root = torch.tensor(basics.rank() == root, device=average.device)
+        return [torch.where(is_root, average, 0)]
 
     equal_start.note_broadcast()
     [received] = calls.with_gradient([given], sent, gradient)

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from keras_hvd.backends.host_collectives import Together
 from keras_hvd.backends.torch.collectives import reductions
@@ -37,32 +39,65 @@ def call(
 
 
 def as_tensor(kind: str, value: Any) -> torch.Tensor:
-    """A tensor of a value, which may be a Keras variable.
+    """A tensor of a value; one that is a tensor already, or a Keras variable, is kept.
 
-    Raises ValueError if torch cannot make one of it.
+    Raises ValueError if torch cannot make one of it, and TypeError if it is sparse.
+
+    Example:
 
     >>> as_tensor("allreduce", [1, 2]).dtype
     torch.int64
     """
-    try:
-        tensor = torch.as_tensor(getattr(value, "value", value))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{kind} takes what torch can convert to a tensor; got "
-            f"{type(value).__name__}: {error}"
-        ) from error
-    if tensor.layout != torch.strided:
+    if isinstance(value, (list, tuple)) and any(map(_has_tensors, value)):
+        return torch.stack([as_tensor(kind, each) for each in value])
+    value = getattr(value, "value", value)
+    if isinstance(value, np.ndarray):
+        value = np.ascontiguousarray(value)
+    if not isinstance(value, torch.Tensor):
+        try:
+            return torch.as_tensor(value, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{kind} takes what torch can convert to a tensor; got "
+                f"{type(value).__name__}: {error}"
+            ) from error
+    if value.layout != torch.strided:
         raise TypeError(
-            f"{kind} takes dense tensors; got one of {tensor.layout}: make it dense, "
+            f"{kind} takes dense tensors; got one of {value.layout}: make it dense, "
             "with to_dense()"
         )
-    return tensor
+    return value
+
+
+def require_unused(kind: str, **unused: Any) -> None:
+    """Raises TypeError if an argument without effect has a value, as in a wrong place.
+
+    >>> require_unused("allgather", ignore_name_scope=False)
+    >>> require_unused("allgather", ignore_name_scope="loss")
+    Traceback (most recent call last):
+    TypeError: allgather: ignore_name_scope has no effect on torch; got 'loss'. Give ...
+    """
+    for argument, value in unused.items():
+        if not isinstance(value, bool) and value != "":
+            raise TypeError(
+                f"{kind}: {argument} has no effect on torch; got {value!r}. Give what "
+                "follows the tensor by name, as in name=, op= and process_set="
+            )
 
 
 def with_gradient(
-    tensors: Sequence[torch.Tensor], collective: Collective, gradient: Collective
+    tensors: Sequence[torch.Tensor],
+    collective: Collective,
+    gradient: Collective,
+    described: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
 ) -> list[torch.Tensor]:
-    """A collective's results, on the tensors' devices, which can be differentiated."""
+    """A collective's results, on the tensors' devices, which can be differentiated.
+
+    Where Keras only describes a model, with made-up numbers, which other ranks need not
+    do, each result is `described` of its tensor.
+    """
+    if in_symbolic_scope() or any(each.device.type == "meta" for each in tensors):
+        return [*map(described, tensors)]
     return [*_WithGradient.apply(collective, gradient, *tensors)]
 
 
@@ -83,13 +118,18 @@ def note(
             reductions.mark(each, process_set)
 
 
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return isinstance(getattr(value, "value", value), torch.Tensor)
+
+
 class _WithGradient(torch.autograd.Function):
     """A collective whose gradient is a collective too."""
 
     @staticmethod
     def forward(ctx, collective, gradient, *tensors):
         ctx.gradient = gradient
-        ctx.set_materialize_grads(True)
         results = collective(tensors)
         return tuple(
             result.to(tensor.device)

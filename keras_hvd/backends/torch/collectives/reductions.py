@@ -83,12 +83,17 @@ def mark(tensor: Any, process_set: int) -> None:
     >>> mark_of(tensor)
     0
     """
-    setattr(tensor, _REDUCED_OVER, process_set)
+    if not tensor.is_inference():
+        setattr(tensor, _REDUCED_OVER, (process_set, tensor._version))
 
 
 def mark_of(tensor: Any) -> int | None:
-    """Returns the number of the process set over which it was reduced, or None."""
-    return getattr(tensor, _REDUCED_OVER, None)
+    """Returns the number of the process set over which it was reduced, or None.
+
+    One that was changed in place since then, perhaps to undo that, is not known.
+    """
+    process_set, version = getattr(tensor, _REDUCED_OVER, (None, None))
+    return process_set if version is None or tensor._version == version else None
 
 
 def elements_of(tensor: Any) -> int:
