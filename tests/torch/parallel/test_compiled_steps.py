@@ -30,10 +30,10 @@ def reductions(monkeypatch) -> list[str]:
     """The names of the reductions of gradients."""
     names, plain = [], Together.allreduce
 
-    def noting(self, name, *arguments):
+    def noting(self, name, *arguments, **options):
         if "/gradients/" in name:
             names.append(name)
-        plain(self, name, *arguments)
+        plain(self, name, *arguments, **options)
 
     monkeypatch.setattr(Together, "allreduce", noting)
     return names

@@ -67,10 +67,10 @@ def begun(monkeypatch) -> list[str]:
     names, plain, plain_backward = [], Together.allreduce, torch.Tensor.backward
     running = []
 
-    def allreduce(self, name, *arguments):
+    def allreduce(self, name, *arguments, **options):
         if running and "/gradients/" in name:
             names.append(name.partition("/gradients/")[2])
-        plain(self, name, *arguments)
+        plain(self, name, *arguments, **options)
 
     def backward(self, *arguments, **named):
         running.append(True)
@@ -92,9 +92,9 @@ def test_the_last_layers_gradients_are_reduced_before_backward_ends(rank, size, 
 def test_the_engine_gets_the_gradients_themselves(rank, size, monkeypatch):
     model, given, plain = network(), [], Together.allreduce
 
-    def allreduce(self, name, tensors, *arguments):
+    def allreduce(self, name, tensors, *arguments, **options):
         given.extend((each.address, each.result) for each in tensors)
-        plain(self, name, tensors, *arguments)
+        plain(self, name, tensors, *arguments, **options)
 
     monkeypatch.setattr(Together, "allreduce", allreduce)
     train(model, distributed(), rank)

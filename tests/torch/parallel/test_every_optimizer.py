@@ -136,9 +136,9 @@ def test_reduces_once_for_each_update(accumulated, updates, size, monkeypatch):
     names = []
     plain = Together.allreduce
 
-    def noting(self, name, *arguments):
+    def noting(self, name, *arguments, **options):
         names.append(name)
-        plain(self, name, *arguments)
+        plain(self, name, *arguments, **options)
 
     monkeypatch.setattr(Together, "allreduce", noting)
     steps = accumulated if accumulated > 1 else None
