@@ -345,7 +345,7 @@ installed-wheel-tests:
 # Keras on torch, in an environment without TensorFlow. PyPI's torch brings the libraries
 # of CUDA, which are gigabytes; that for CPUs is elsewhere, which pip can be told by
 # PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS. The tests leave out tests/imports, which hides
-# modules that torch looks for.
+# modules that torch looks for. KerasTuner imports six, and does not say so.
 TORCH ?= torch==2.13.*
 torch-tests: install
 	$(MAKE) --no-print-directory .venv-torch/.installed
@@ -360,7 +360,7 @@ ON_TORCH = PYTHONPATH=$(CURDIR) KERAS_BACKEND=torch .venv-torch/bin/python
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps '$(TORCH)'
 	$(@D)/bin/pip install --quiet --disable-pip-version-check \
 		$(addprefix --constraint ,$(CONSTRAINTS)) \
-		torch '$(KERAS)' cloudpickle keras-tuner numpy pytest pytest-timeout pyyaml
+		torch '$(KERAS)' cloudpickle keras-tuner numpy pytest pytest-timeout pyyaml six
 	@touch $@
 
 # Ray and Spark, each beside the packages of the checkout's environment.
