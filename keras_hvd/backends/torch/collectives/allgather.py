@@ -10,6 +10,7 @@ import torch
 from keras_hvd.backends.torch.collectives import calls
 from keras_hvd.backends.torch.collectives.allreduce import average_of_gradients
 from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -96,6 +97,8 @@ def grouped_allgather(
 def _gathered(
     kind: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet
 ) -> list[torch.Tensor]:
+    arrival.require_arrived(kind)
+    number, size = number_of(process_set, kind), process_set.size()
     given = [calls.as_tensor(kind, each) for each in tensors]
     for each in given:
         if each.ndim == 0:
@@ -103,7 +106,6 @@ def _gathered(
                 f"{kind} joins tensors along their first dimension, and a scalar has "
                 f"none: give it one, with x.reshape(1); got {each}"
             )
-    size = process_set.size()
     # Each tensor's rows of each rank; the engine asks for no memory for none.
     rows = [[0] * size for _ in given]
 
@@ -136,5 +138,5 @@ def _gathered(
     results = calls.with_gradient(
         given, gathered, gradient, described=lambda each: torch.cat([each] * size)
     )
-    calls.note(given, results, number_of(process_set, kind), sums=False)
+    calls.note(given, results, number, sums=False)
     return results
