@@ -64,6 +64,16 @@ class DistributedCallback(keras.callbacks.Callback):
         if recorder.current() is not None:
             _count(called_by.callbacks, model)
 
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Makes Keras end batches in the thread that trains.
+
+        On torch it would otherwise call callbacks from another one, unless one of the
+        list has such a method, and ranks would agree in another order than they train.
+        """
+        super().on_train_batch_end(batch, logs)
+
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1.
 

@@ -1,11 +1,13 @@
 """Where training stops when a rank sets `stop_training`."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
 
 import keras_hvd
-from keras_hvd.callbacks import BroadcastGlobalVariables, stopping
+from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage, stopping
 
 BATCHES = 6
 X = np.linspace(-1, 1, 4 * BATCHES * 3, dtype="float32").reshape(-1, 3)
@@ -100,6 +102,19 @@ def test_in_the_last_batches_of_an_epoch(fit, rank, size):
     assert fit(Hidden(BATCHES - 1, rank == size - 1)) == [BATCHES]
     late = BATCHES if size > 1 else BATCHES - 1
     assert fit(Hidden(BATCHES - 2, rank == size - 1)) == [late]
+
+
+def test_the_thread_that_trains_ends_the_batches(make_linear, points, monkeypatch):
+    """Keras on torch would call from another one, where no callback ends batches."""
+    seen = []
+
+    def after_batch(self, model):
+        seen.append(threading.current_thread())
+
+    monkeypatch.setattr(stopping.Stopping, "after_batch", after_batch)
+    model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    model.fit(*points, 8, callbacks=[MetricAverage()], verbose=0)
+    assert seen == [threading.main_thread()] * 3
 
 
 @pytest.mark.usefixtures("on_tensorflow")
