@@ -42,6 +42,7 @@ ELSEWHERE = {
     ("spark", "def train(epochs):"): "tests/clusters/test_spark.py",
     ("spark", "def train():"): "tests/clusters/test_spark.py",
     ("spark", "estimator ="): "tests/clusters/test_spark.py",
+    ("torch", "accuracy = keras_hvd.allreduce("): "tests/torch/parallel",
     ("torch", "loss = torch.nn.functional.mse_loss("): "tests/torch/parallel",
     ("training", "callbacks = ["): "tests/launch/test_trackers.py",
     ("tfx", "trainer = keras_hvd.tfx.Trainer("): "tests/tfx/test_pipeline.py",
