@@ -49,8 +49,12 @@ def test_refuses_a_file_that_others_may_use(file, mode):
     assert TEXT not in "".join(traceback.format_exception(at.value))
 
 
-# A user, and a group, that no process of these tests is of.
-NOBODY, FS_GROUP = 65_534, 2_000
+# A pod's group, and users that no process of these tests is of: Linux's nobody, the
+# first one of an image, and one that OpenShift draws.
+FS_GROUP = 2_000
+USERS = (65_534, 1_000, 1_000_660_000)
+# Stands for each of them.
+POD = -1
 
 
 def read_as(user, groups, path):
@@ -78,33 +82,42 @@ except RendezvousError as error:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+@pytest.mark.parametrize("of_pod", USERS)
 @pytest.mark.parametrize(
     ("owner", "mode", "user", "groups", "expected"),
     [
         # As kubelet makes a Secret's file, with fsGroup and without.
-        ((0, FS_GROUP), 0o440, NOBODY, FS_GROUP, ""),
-        ((0, FS_GROUP), 0o640, NOBODY, FS_GROUP, ""),
+        ((0, FS_GROUP), 0o440, POD, FS_GROUP, ""),
+        ((0, FS_GROUP), 0o640, POD, FS_GROUP, ""),
         ((0, FS_GROUP), 0o440, 0, FS_GROUP, ""),
         ((0, 0), 0o400, 0, 0, ""),
-        ((0, 0), 0o400, NOBODY, NOBODY, "Permission denied. .*`fsGroup`"),
-        ((0, 0), 0o644, NOBODY, NOBODY, "has mode 0644.*`defaultMode: 0400`"),
-        ((0, FS_GROUP), 0o444, NOBODY, FS_GROUP, "has mode 0444"),
-        ((0, FS_GROUP), 0o460, NOBODY, FS_GROUP, "has mode 0460"),
+        ((0, 0), 0o400, POD, POD, "Permission denied. .*`fsGroup`"),
+        ((0, 0), 0o644, POD, POD, "has mode 0644.*`defaultMode: 0400`"),
+        ((0, FS_GROUP), 0o444, POD, FS_GROUP, "has mode 0444"),
+        ((0, FS_GROUP), 0o460, POD, FS_GROUP, "has mode 0460"),
         # A group that this user only shares.
-        ((NOBODY, FS_GROUP), 0o440, NOBODY, FS_GROUP, "has mode 0440"),
+        ((POD, FS_GROUP), 0o440, POD, FS_GROUP, "has mode 0440"),
         ((0, FS_GROUP), 0o440, 0, 0, "has mode 0440"),
-        ((1, FS_GROUP), 0o440, NOBODY, FS_GROUP, "belongs to user 1, and"),
+        ((1, FS_GROUP), 0o440, POD, FS_GROUP, "belongs to user 1, and"),
     ],
 )
-def test_files_of_root(owner, mode, user, groups, expected):
+def test_files_of_root(of_pod, owner, mode, user, groups, expected):
+    """The file is where kubelet puts it: behind two links."""
+
+    def known(each):
+        return of_pod if each == POD else each
+
     folder = Path(tempfile.mkdtemp())
     try:
         folder.chmod(0o755)
-        file = folder / "secret"
+        (folder / "..2026_11_29").mkdir(0o755)
+        (folder / "..data").symlink_to("..2026_11_29")
+        (folder / "secret").symlink_to("..data/secret")
+        file = folder / "..2026_11_29/secret"
         file.write_text(TEXT)
-        os.chown(file, *owner)
+        os.chown(file, *map(known, owner))
         file.chmod(mode)
-        said = read_as(user, groups, file)
+        said = read_as(known(user), known(groups), folder / "secret")
     finally:
         shutil.rmtree(folder)
     assert re.search(expected or f"^{Secret(TEXT.encode()).key('job').hex()}$", said)
@@ -128,7 +141,7 @@ def test_refuses_a_file_that_is_too_large(file):
 
 
 @pytest.mark.parametrize(
-    "text", ["short-text", "fifteen bytes..", " padded \n   \t     "]
+    "text", ["abc", "short-text", "fifteen bytes..", " padded \n   \t     "]
 )
 def test_refuses_a_secret_that_is_too_short(file, text):
     file.write_text(text)
