@@ -162,7 +162,7 @@ void Work::BeginToLeave() {
   if (job_->Failed()) return;
   execution_.gpu().Leave();
   // What other hosts have decided by now is passed on.
-  job_->Poll();
+  PollHosts();
   // The GPU may not have ended.
   if (job_->Failed()) return;
   leaves_ = true;
