@@ -31,6 +31,28 @@ place = rank, keras_hvd.size(), keras_hvd.local_rank(), keras_hvd.cross_rank()
 os.write(1, (" ".join(map(str, place)) + "\\n").encode())
 """
 
+TRAIN = f"""
+{SUM}
+import keras
+keras.backend.set_floatx("float64")
+x, y = numpy.split(numpy.random.default_rng(7).standard_normal((48, 5)), [4], axis=1)
+
+def weights_after(part, distribute):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(distribute(keras.optimizers.Adam(0.1)), "mse", run_eagerly=True)
+    parts = [rows.reshape(4, 12, rows.shape[1])[:, part] for rows in (x, y)]
+    rows = [each.reshape(-1, each.shape[2]) for each in parts]
+    model.fit(*rows, len(rows[0]) // 4, shuffle=False, verbose=0)
+    return model.get_weights()
+
+own = slice(rank * 12 // keras_hvd.size(), (rank + 1) * 12 // keras_hvd.size())
+trained = weights_after(own, keras_hvd.DistributedOptimizer)
+for one, other in zip(trained, weights_after(slice(12), lambda plain: plain)):
+    numpy.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+"""
+
 
 def pet(number, names):
     return {
@@ -98,13 +120,15 @@ def names(two_hosts, dns) -> list[str]:
 @pytest.mark.parametrize(
     "cluster", [pet, sagemaker, vertex, tfjob, pytorchjob, indexed_job]
 )
-def test_the_nodes_of_a_cluster_are_one_job(khvdrun, two_hosts, names, cluster):
+def test_the_nodes_of_a_cluster_are_one_job_that_trains(
+    khvdrun, two_hosts, names, cluster
+):
     options = []
     if cluster is indexed_job:
         options = ["--nnodes", 2, "--rendezvous", f"{names[0]}:29400"]
     # The second node has a rank more, where nothing says how many.
     more = [] if cluster is pet else ["-np", 2]
-    command = (sys.executable, "-c", SUM)
+    command = (sys.executable, "-c", TRAIN)
     jobs = [
         khvdrun.start(
             *(*options, *counts, *command),
