@@ -1,6 +1,6 @@
 """from_arrays: ranks share the rows of each step, and any number of them the rest.
 
-Its datasets are tensorflow's.
+Its datasets are those of tensorflow.data.
 """
 
 from collections import Counter

@@ -236,7 +236,10 @@ def _reduced(
 
     def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         if op not in (Average, Sum):
-            raise NotImplementedError(f"{kind} with op={op.name} has no gradient")
+            raise NotImplementedError(
+                f"{name or 'unnamed'!r}: {kind} with op={op.name} has no gradient, "
+                "unlike Sum and Average: give it the tensor's detach()"
+            )
         smooth = [each for each in grads if each.is_floating_point()]
         of_gradient = name_of_gradient(kind, name)
         reduced = iter(
