@@ -80,6 +80,7 @@ Machine::Machine()
       compute_capabilities_(kMaxDevices, static_cast<int>(Environment(
                                              "KERAS_HVD_STAND_IN_COMPUTE_CAPABILITY",
                                              kComputeCapability))),
+      unified_(Environment("KERAS_HVD_STAND_IN_UNIFIED", 0) != 0),
       contexts_(kMaxDevices) {
   for (int device = 0; device < kMaxDevices; ++device) {
     contexts_[device].device = device;
@@ -530,7 +531,7 @@ void Machine::ReleaseQuarantine(size_t limit) {
 }
 
 std::string Machine::Problem(const void* memory, size_t bytes, bool on_host) const {
-  if (bytes == 0) return "";
+  if (bytes == 0 || (unified_ && !on_host)) return "";
   const char* const start = static_cast<const char*>(memory);
   auto found = allocations_.upper_bound(start);
   const char* const kind = on_host ? "pinned host memory" : "device memory";

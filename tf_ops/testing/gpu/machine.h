@@ -245,6 +245,7 @@ class Machine : public Control {
   int devices_ = 4;
   int nccl_version_ = kNcclVersion;
   std::vector<int> compute_capabilities_;
+  const bool unified_;
   std::deque<cuda::ContextState> contexts_;
   std::deque<cuda::StreamState> streams_;  // the destroyed ones too
   std::set<const void*> stream_handles_;

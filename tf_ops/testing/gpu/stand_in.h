@@ -9,6 +9,7 @@
 //
 // Environment variables set the initial state of a process that a test does not
 // control: KERAS_HVD_STAND_IN_SEED, _DEVICES, _NCCL_VERSION and _COMPUTE_CAPABILITY.
+// With _UNIFIED=1 the devices reach all of the process' memory, as some of NVIDIA's do.
 #pragma once
 
 #include <dlfcn.h>
