@@ -349,11 +349,17 @@ installed-wheel-tests:
 TORCH ?= torch==2.13.*
 torch-tests: install
 	$(MAKE) --no-print-directory .venv-torch/.installed
+	bazel build $(BAZEL_OPTIONS) $(STAND_INS)
 	$(ON_TORCH) -m pytest -q tests/torch/alone
-	$(foreach folder,tests/torch/parallel tests/parallel,$(ON_TORCH) \
-		-m keras_hvd.launch -np 2 .venv-torch/bin/python -m pytest -q -x $(folder) &&) :
+	$(TWO_ON_TORCH) tests/torch/parallel
+	$(TWO_ON_TORCH) tests/parallel
+	$(TWO_ON_TORCH) --stand-in-gpu $(ON_A_GPU:%=tests/torch/parallel/test_%.py)
 
+STAND_INS := //tf_ops/testing/gpu:libcuda.so.1 //tf_ops/testing/gpu:libnccl.so.2
+ON_A_GPU := on_gpu callbacks collectives during_backward optimizer sync_batch_normalization
 ON_TORCH = PYTHONPATH=$(CURDIR) KERAS_BACKEND=torch .venv-torch/bin/python
+TWO_ON_TORCH = $(ON_TORCH) -m keras_hvd.launch -np 2 \
+	.venv-torch/bin/python -m pytest -q -x
 
 .venv-torch/.installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(@D)

@@ -1,4 +1,4 @@
-"""Collectives of tensors in host memory, over the C API: for any framework, or none."""
+"""Collectives of dense tensors, over the C API: for any framework, or none."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ _submitters = itertools.count(1)
 _NOTHING = ctypes.c_char()
 
 
-class HostTensor(NamedTuple):
-    """A tensor whose elements are in host memory, without gaps."""
+class DenseTensor(NamedTuple):
+    """A tensor whose elements are in memory, of the host or a GPU, without gaps."""
 
     dtype: str
     shape: tuple[int, ...]
     address: int
     # Where the result goes; None: to the same place; 0: where `allocate` says.
     result: int | None = None
+    # The CUDA stream of the work on a tensor that is on a GPU. None: on the host.
+    stream: int | None = None
 
     @classmethod
-    def of_array(cls, array: np.ndarray) -> HostTensor:
+    def of_array(cls, array: np.ndarray) -> DenseTensor:
         """A NumPy array, which the caller keeps until the collective has ended.
 
         Raises ValueError if its elements are not in order, without gaps.
 
-        >>> HostTensor.of_array(np.zeros((2, 3), np.float32)).shape
+        >>> DenseTensor.of_array(np.zeros((2, 3), np.float32)).shape
         (2, 3)
         """
         if not array.flags.c_contiguous:
@@ -46,7 +48,8 @@ class HostTensor(NamedTuple):
 class Together:
     """A context for collectives that run at the same time.
 
-    They have ended when the context has. Then the first error is raised.
+    They have ended when the context has. Then the first error is raised. Of tensors on
+    a GPU, what is put on their stream later finds the results.
 
     Example:
 
@@ -54,14 +57,14 @@ class Together:
     >>> keras_hvd.init()
     >>> array = np.array([1.0, 2.0])
     >>> with Together() as collectives:
-    ...     collectives.allreduce("sums", [HostTensor.of_array(array)], ReduceOp.Sum)
+    ...     collectives.allreduce("sums", [DenseTensor.of_array(array)], ReduceOp.Sum)
     >>> array
     array([1., 2.])
     """
 
     def __init__(self) -> None:
         self._submitter = next(_submitters)
-        self._pending: list[ctypes.c_void_p] = []
+        self._pending: list[_Pending] = []
         # Python's functions that the engine calls, and what they have raised.
         self._called: list[Any] = []
         self._raised: BaseException | None = None
@@ -69,7 +72,7 @@ class Together:
     def allreduce(
         self,
         name: str,
-        tensors: Sequence[HostTensor],
+        tensors: Sequence[DenseTensor],
         op: ReduceOp,
         process_set: int = 0,
         labels: str = "",
@@ -95,7 +98,7 @@ class Together:
         )
 
     def broadcast(
-        self, name: str, tensor: HostTensor, root: int, process_set: int = 0
+        self, name: str, tensor: DenseTensor, root: int, process_set: int = 0
     ) -> None:
         """Begins to fill a tensor with the root's elements.
 
@@ -109,7 +112,7 @@ class Together:
     def allgather(
         self,
         name: str,
-        tensors: Sequence[HostTensor],
+        tensors: Sequence[DenseTensor],
         allocate: Callable[[int, list[int]], int],
         process_set: int = 0,
     ) -> None:
@@ -146,9 +149,13 @@ class Together:
         self._begin(native.BARRIER, name, [], process_set=process_set)
 
     def _begin(
-        self, kind: int, name: str, tensors: Sequence[HostTensor], **fields: Any
+        self, kind: int, name: str, tensors: Sequence[DenseTensor], **fields: Any
     ) -> None:
         script_end.note_collective()
+        streams = {each.stream for each in tensors} or {None}
+        if len(streams) > 1:
+            raise ValueError(f"{name!r}: tensors of several devices in one collective")
+        pending = _Pending(*streams)
         given = (native.Tensor * len(tensors))(*map(_given, tensors))
         request = native.Request(
             kind=kind,
@@ -156,11 +163,15 @@ class Together:
             submitter=self._submitter,
             count=len(tensors),
             tensors=given,
+            on_gpu=pending.stream is not None,
+            stream=pending.stream,
+            end=ctypes.pointer(pending.end),
             **fields,
         )
-        pending = ctypes.c_void_p()
         basics.check(
-            native.engine().khvd_begin(ctypes.byref(request), ctypes.byref(pending))
+            native.engine().khvd_begin(
+                ctypes.byref(request), ctypes.byref(pending.request)
+            )
         )
         self._pending.append(pending)
 
@@ -173,15 +184,13 @@ class Together:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        engine = native.engine()
         first: BaseException | None = None
         # All of them: until its end the engine has a collective's memory.
         for each in self._pending:
             try:
-                code = engine.khvd_finish(each)
-                if code != 0 and first is None:
-                    text = engine.khvd_last_error().decode(errors="replace")
-                    first = exceptions.from_code(code, text)
+                each.finish()
+            except exceptions.KerasHvdError as failed:
+                first = first or failed
             except BaseException as raised:
                 # By a signal's handler, while it waited.
                 first = raised
@@ -194,7 +203,23 @@ class Together:
         raise first
 
 
-def _given(tensor: HostTensor) -> native.Tensor:
+class _Pending:
+    """A collective that has begun."""
+
+    def __init__(self, stream: int | None):
+        self.request = ctypes.c_void_p()
+        self.end = ctypes.c_void_p()
+        self.stream = stream
+
+    def finish(self) -> None:
+        """Waits for its end, or until what follows on the stream will."""
+        engine = native.engine()
+        basics.check(engine.khvd_finish(self.request))
+        if self.stream is not None:
+            basics.check(engine.khvd_await_end(self.end, self.stream))
+
+
+def _given(tensor: DenseTensor) -> native.Tensor:
     return native.Tensor(
         dtype=native.DTYPES[tensor.dtype],
         rank=len(tensor.shape),
@@ -205,7 +230,7 @@ def _given(tensor: HostTensor) -> native.Tensor:
 
 
 def _require_type(
-    name: str, done: str, tensor: HostTensor, known: dict[str, int]
+    name: str, done: str, tensor: DenseTensor, known: dict[str, int]
 ) -> None:
     if tensor.dtype not in known:
         raise TypeError(

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import keras
 import numpy as np
 
+from keras_hvd.backends.dense_collectives import DenseTensor, Together
 from keras_hvd.backends.gradient_reduction import KIND
-from keras_hvd.backends.host_collectives import HostTensor, Together
 from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import basics, log
@@ -105,7 +105,7 @@ def differ(name: str, values: list[int], process_set: ProcessSet) -> list[bool]:
     numbers = np.array([1, *values, *(each**2 for each in values)], np.int64)
     with Together() as collectives:
         collectives.allreduce(
-            name, [HostTensor.of_array(numbers)], Sum, number_of(process_set, name)
+            name, [DenseTensor.of_array(numbers)], Sum, number_of(process_set, name)
         )
     count, *sums = map(int, numbers)
     pairs = zip(sums[: len(values)], sums[len(values) :], strict=True)

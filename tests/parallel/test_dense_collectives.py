@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_hvd
-from keras_hvd.backends.host_collectives import HostTensor, Together
+from keras_hvd.backends.dense_collectives import DenseTensor, Together
 
 NUMBER = 3
 
@@ -45,7 +45,7 @@ def test_an_exception_of_a_signal_leaves_none_unfinished(rank, tmp_path):
     arrays = [np.full(4, float(rank)) for _ in range(NUMBER)]
 
     def begin(collectives, number):
-        tensor = HostTensor.of_array(arrays[number])
+        tensor = DenseTensor.of_array(arrays[number])
         collectives.broadcast(f"array {number}", tensor, root=1)
 
     if rank == 0:

@@ -6,6 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from keras_hvd.backends import gpu_sharing
 from keras_hvd.backends.tensorflow import gpu_pinning
 from keras_hvd.backends.tensorflow.gpu_pinning import Choice, Gpu
 from keras_hvd.job import gpu_libraries
@@ -90,7 +91,7 @@ def test_what_is_said_where_tensorflow_was_first(choice, ranks, part):
 
 
 def test_what_is_said_where_ranks_share():
-    text = gpu_pinning.sharing(2, 8)
+    text = gpu_sharing.message(2, 8)
     assert text.startswith("8 ranks share 2 GPUs in turn: ")
     assert "2.30" in text
     assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in text

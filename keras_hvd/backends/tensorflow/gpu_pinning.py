@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from keras_hvd.backends import gpu_sharing
 from keras_hvd.job import gpu_libraries, log
 
-_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
-_CHOSEN = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,9 @@ def choose(
     # TensorFlow requires the same setting for all visible GPUs.
     is_said = any(gpu.growth is not None or gpu.is_divided for gpu in used)
     growing = () if is_said or variables.get(_GROWTH) else tuple(visible)
-    # A single GPU may be a different one on each rank, unless khvdrun has started the
-    # ranks and nobody has chosen GPUs.
-    all_see_it = "KERAS_HVD_RANK" in variables and _CHOSEN not in variables
-    sees_all = only is not None or (len(gpus) == 1 and all_see_it)
-    is_shared = sees_all and local_size > len(gpus)
-    return Choice(only, growing, is_shared)
+    sees_all = only is not None or len(gpus) == 1
+    is_certain = gpu_sharing.is_certain(len(gpus), local_size, variables)
+    return Choice(only, growing, is_shared=sees_all and is_certain)
 
 
 def pin(local_rank: int, local_size: int) -> None:
@@ -96,8 +92,7 @@ def pin_tensorflow(
         if text:
             log.write("warning", text)
     if choice.is_shared and local_rank == 0:
-        level = "info" if variables.get(_SHARING) == "1" else "warning"
-        log.write(level, sharing(len(devices), local_size))
+        gpu_sharing.tell(len(devices), local_size, variables)
 
 
 def name_of_gpu() -> str:
@@ -137,16 +132,6 @@ def too_late(choice: Choice, gpus: int, local_size: int) -> str:
             f"nearly all of its memory, which other ranks need too: {remedy}"
         )
     return ""
-
-
-def sharing(gpus: int, ranks: int) -> str:
-    """The message if there are more ranks on this host than GPUs."""
-    shared = "1 GPU" if gpus == 1 else f"{gpus} GPUs in turn"
-    return (
-        f"{ranks} ranks share {shared}: from version 2.30, NCCL accepts several ranks "
-        f"on a GPU with {_SHARING}=1 in the environment; otherwise their tensors go "
-        "through host memory"
-    )
 
 
 def _described(tf: ModuleType, devices: Sequence) -> list[Gpu]:

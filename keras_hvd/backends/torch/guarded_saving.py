@@ -91,6 +91,9 @@ def require_good_steps() -> None:
     >>> keras_hvd.init()
     >>> require_good_steps()
     """
+    if torch.cuda.is_initialized():
+        # A failure recorded after this wait does not affect these steps.
+        torch.cuda.synchronize()
     failure = process.failure()
     if failure:
         raise exceptions.RankFailedError(_text(failure))

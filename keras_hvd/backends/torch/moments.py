@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_hvd.backends.host_collectives import Together
+from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.backends.reduce_op import Sum
-from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.backends.torch.collectives.tensors import copies, dense
 from keras_hvd.job.process_sets import ProcessSet, number_of
 
 
@@ -80,9 +80,10 @@ class _Gathered(torch.autograd.Function):
 
 
 def _summed(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
-    copy, number = copy_on_host(tensor), number_of(process_set, "the moments")
+    [copy] = copies([tensor])
+    number = number_of(process_set, "the moments")
     with Together() as collectives:
-        collectives.allreduce(name, [on_host(copy)], Sum, number)
+        collectives.allreduce(name, [dense(copy)], Sum, number)
     return copy.to(tensor.device)
 
 

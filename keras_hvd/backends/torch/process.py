@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from keras_hvd.backends.torch import gpu_pinning
 from keras_hvd.job import later_jobs, native
 
 _failed = ""
@@ -41,11 +42,12 @@ def forget_failure() -> None:
 
 
 def prepare(rank: int, size: int, local_rank: int, local_size: int) -> None:
-    """Readies this process for its job: checks of its steps.
+    """Readies this process for its job: where tensors live, and checks of its steps.
 
-    The arguments are those of TensorFlow's, which also chooses devices.
+    `rank` is the place in the job, and the other numbers are the launcher's.
     """
-    del rank, local_rank, local_size
+    del rank
+    gpu_pinning.pin(local_rank, local_size)
     if "keras" in sys.modules and (size > 1 or later_jobs.are_possible()):
         # The module is far above this layer, and of no use without Keras.
         importlib.import_module("keras_hvd.optimizer.traced_steps").install()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from keras_hvd.backends import equal_start
-from keras_hvd.backends.host_collectives import HostTensor, Together
+from keras_hvd.backends.dense_collectives import DenseTensor, Together
 from keras_hvd.backends.reduce_op import ReduceOp
-from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.backends.torch.collectives.tensors import copy_on_host, dense
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import arrival, basics, unnamed
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
@@ -115,7 +115,7 @@ def _broadcast(
         _require_same_number(function, known, len(values), number)
         with Together() as collectives:
             for place, value in enumerate(values):
-                collectives.broadcast(f"{known}/{place}", on_host(value), root, number)
+                collectives.broadcast(f"{known}/{place}", dense(value), root, number)
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
@@ -175,7 +175,7 @@ def _require_same_number(
     with Together() as collectives:
         collectives.allreduce(
             f"{name}/number",
-            [HostTensor.of_array(largest)],
+            [DenseTensor.of_array(largest)],
             ReduceOp.Max,
             process_set,
         )

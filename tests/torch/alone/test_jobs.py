@@ -6,6 +6,17 @@ import sys
 
 import pytest
 
+TESTS = pathlib.Path(__file__).parents[2]
+ON_STAND_IN_GPU = f"""
+import sys
+
+sys.path.insert(0, {str(TESTS)!r})
+import stand_in_gpu
+
+stand_in_gpu.choose()
+stand_in_gpu.use()
+"""
+
 TRAINING = """
 import os, signal, sys, time
 import keras, numpy as np
@@ -43,9 +54,10 @@ def run(program: str, *arguments: str, ranks: int = 2) -> subprocess.CompletedPr
     )
 
 
-def test_the_others_learn_of_a_killed_rank_and_save_nothing(tmp_path):
+@pytest.mark.parametrize("device", ["", ON_STAND_IN_GPU], ids=["cpu", "gpu"])
+def test_the_others_learn_of_a_killed_rank_and_save_nothing(tmp_path, device):
     path = tmp_path / "model.keras"
-    ended = run(TRAINING, str(path))
+    ended = run(device + TRAINING, str(path))
     lines = dict(
         line.removeprefix("[0] ").removeprefix("[1] ").split(" at ", 1)
         for line in ended.stdout.splitlines()

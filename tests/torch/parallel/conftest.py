@@ -1,15 +1,21 @@
 """One job for the tests of Keras on torch: `khvdrun -np 2 python -m pytest -x ...`.
 
-Every rank runs every test, in the same order.
+Every rank runs every test, in the same order. With `--stand-in-gpu` all tensors are on
+a GPU, for which libraries stand in.
 """
 
 import os
 
 import keras
 import pytest
+import stand_in_gpu
 import torch
 
 import keras_hvd
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--stand-in-gpu", action="store_true")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,6 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A test that fails on one rank leaves the others waiting; not for ever.
     os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "60")
     torch.set_num_threads(1)
+    if config.getoption("--stand-in-gpu"):
+        stand_in_gpu.choose()
+        stand_in_gpu.use()
     keras_hvd.init()
     if keras_hvd.rank() != 0:
         config.option.verbose = -2

@@ -7,7 +7,7 @@ import torch
 from keras_optimizers import EMA, NAMES, RATE, optimizer
 
 import keras_hvd
-from keras_hvd.backends.host_collectives import Together
+from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.exceptions import MismatchError
 
 STEPS = 6

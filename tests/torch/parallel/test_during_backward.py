@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import keras_hvd
-from keras_hvd.backends.host_collectives import Together
+from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import native
 

@@ -9,7 +9,7 @@ import pytest
 from keras_optimizers import EMA, NAMES, RATE, optimizer
 
 import keras_hvd
-from keras_hvd.backends.host_collectives import Together
+from keras_hvd.backends.dense_collectives import Together
 
 STEPS, ROWS = 50, 12
 # A gradient near zero has another sign in another order of summation, and theirs is a

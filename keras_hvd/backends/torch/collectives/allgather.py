@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from keras_hvd.backends.torch import gpu
 from keras_hvd.backends.torch.collectives import calls
 from keras_hvd.backends.torch.collectives.allreduce import average_of_gradients
-from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.backends.torch.collectives.tensors import copies, dense
 from keras_hvd.job import arrival
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
@@ -110,20 +111,21 @@ def _gathered(
     rows = [[0] * size for _ in given]
 
     def gathered(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        copies = [copy_on_host(each) for each in tensors]
-        results = [each[:0] for each in copies]
+        sent = copies(tensors)
+        results = [each[:0] for each in sent]
 
         def allocate(place: int, first_dims: list[int]) -> int:
             rows[place] = first_dims
-            shape = (sum(first_dims), *copies[place].shape[1:])
-            dtype = copies[place].dtype
-            results[place] = torch.empty(shape, dtype=dtype, device="cpu")
+            shape = (sum(first_dims), *sent[place].shape[1:])
+            # Another thread may call this, which has another stream.
+            with torch.cuda.stream(stream):
+                results[place] = sent[place].new_empty(shape)
             return results[place].data_ptr()
 
         with calls.call(kind, name, process_set) as (collectives, known, number):
-            if copies:
-                hosted = [*map(on_host, copies)]
-                collectives.allgather(known, hosted, allocate, number)
+            if sent:
+                stream = gpu.stream_of(sent[0])
+                collectives.allgather(known, [*map(dense, sent)], allocate, number)
         return results
 
     def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -10,7 +10,7 @@ import torch
 from keras_hvd.backends.compression import require_compressor
 from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum, chosen, scales_of
 from keras_hvd.backends.torch.collectives import calls
-from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.backends.torch.collectives.tensors import copies, dense
 from keras_hvd.backends.torch.compression import Compression
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
@@ -224,14 +224,14 @@ def _reduced(
 ) -> list[torch.Tensor]:
     def reduced(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         compressed = [compression.compress(each) for each in tensors]
-        copies = [copy_on_host(each) for each, _ in compressed]
-        hosted = [*map(on_host, copies)]
+        sent = copies([each for each, _ in compressed])
+        given = [*map(dense, sent)]
         with calls.call(kind, name, process_set) as (collectives, known, number):
-            if hosted:
-                collectives.allreduce(known, hosted, op, number, scales=scales)
+            if given:
+                collectives.allreduce(known, given, op, number, scales=scales)
         return [
             compression.decompress(each, context)
-            for each, (_, context) in zip(copies, compressed, strict=True)
+            for each, (_, context) in zip(sent, compressed, strict=True)
         ]
 
     def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -10,7 +10,7 @@ import torch
 from keras_hvd.backends import equal_start
 from keras_hvd.backends.torch.collectives import calls
 from keras_hvd.backends.torch.collectives.allreduce import average_of_gradients
-from keras_hvd.backends.torch.collectives.tensors import copy_on_host, on_host
+from keras_hvd.backends.torch.collectives.tensors import copies, dense
 from keras_hvd.job import basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
@@ -59,9 +59,9 @@ def broadcast(
     root = basics.root_of("broadcast", root_rank)
 
     def sent(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        [copy] = map(copy_on_host, tensors)
+        [copy] = copies(tensors)
         with calls.call("broadcast", name, process_set) as (collectives, known, number):
-            collectives.broadcast(known, on_host(copy), root, number)
+            collectives.broadcast(known, dense(copy), root, number)
         return [copy]
 
     def gradient(grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

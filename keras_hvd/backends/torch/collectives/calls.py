@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_hvd.backends.host_collectives import Together
+from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.backends.torch.collectives import reductions
 from keras_hvd.job import arrival, unnamed
 from keras_hvd.job.process_sets import ProcessSet, number_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
-from keras_hvd.backends.host_collectives import HostTensor, Together
+from keras_hvd.backends.torch.collectives.tensors import dense
 from keras_hvd.backends.torch.eager import only_alone as only_alone  # of the interface
 from keras_hvd.backends.torch.eager import size_of
 from keras_hvd.backends.torch.gradients import during_backward
@@ -71,11 +71,11 @@ def _meet(
     reduction: GradientReduction, prefix: str, grads: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Waits for the other ranks once the gradients are computed. Reduces nothing."""
-    sent = np.zeros(1, np.float32)
+    sent = torch.zeros(1, device=grads[0].device if grads else "cpu")
     with Together() as collectives:
         collectives.allreduce(
             f"{prefix}/meeting",
-            [HostTensor.of_array(sent)],
+            [dense(sent)],
             reduction.op,
             number_of(reduction.process_set, KIND),
         )

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from keras_hvd.backends.compression import NoneCompressor
+from keras_hvd.backends.dense_collectives import DenseTensor, Together
 from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
-from keras_hvd.backends.host_collectives import HostTensor, Together
 from keras_hvd.backends.labels import labels_of
-from keras_hvd.backends.torch.collectives.tensors import is_dense, on_host
+from keras_hvd.backends.torch import gpu
+from keras_hvd.backends.torch.collectives.tensors import dense, is_dense, is_known
 from keras_hvd.backends.variables import path
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job.process_sets import number_of
@@ -72,7 +72,10 @@ class StepReduction:
         self._results = results
         # What is sent, where its reduction goes, and what restores the gradient.
         self._given: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
-        self._nothing = np.zeros(1, np.float32)
+        device = variables[0].value.device if variables else "cpu"
+        self._nothing = torch.zeros(1, device=device)
+        # The streams on which gradients were computed.
+        self._streams: dict[int, torch.cuda.Stream | None] = {}
         self._together = Together()
 
     def has(self, place: int) -> bool:
@@ -80,13 +83,14 @@ class StepReduction:
         return place in self._given
 
     def give(self, place: int, grad: torch.Tensor) -> None:
-        """Hands over a variable's gradient, in host memory without gaps."""
+        """Hands over a variable's gradient, in memory without gaps."""
         label = self._labels[place]
         if not grad.is_contiguous():
             # Elements are reduced in the order of memory.
             self._labels[place] = f"{label} with strides {grad.stride()}"
         sent, context = self._compressed(grad)
         self._given[place] = sent, self._result(place, sent, grad), context
+        self._streams[place] = gpu.stream_of(sent)
         bucket = self._bucket_of[place]
         self._waits_for[bucket] -= 1
         if self._waits_for[bucket] == 0:
@@ -98,6 +102,7 @@ class StepReduction:
             for bucket in range(len(self._buckets)):
                 if bucket not in self._begun:
                     self._begin(bucket)
+        gpu.wait_for(self._streams.values())
         decompress = self._reduction.compression.decompress
         factor = self._reduction.gradient_predivide_factor
         results = {
@@ -127,18 +132,23 @@ class StepReduction:
     def _begin(self, number: int) -> None:
         self._begun.add(number)
         bucket = [place for place in self._buckets[number] if self.has(place)]
-        self._together.allreduce(
-            f"{self._prefix}/gradients/{number}",
-            [self._on_host(place) for place in bucket]
-            or [HostTensor.of_array(self._nothing)],
-            self._reduction.op,
-            self._process_set,
-            "\n".join([*(self._labels[place] for place in bucket), *self._agreed]),
-        )
+        gpu.wait_for(self._streams[place] for place in bucket)
+        # One request is of the host or of a GPU.
+        on_host = [place for place in bucket if self._streams[place] is None]
+        on_gpu = [place for place in bucket if self._streams[place] is not None]
+        parts = [each for each in (on_host, on_gpu) if each] or [[]]
+        for part, places in enumerate(parts):
+            self._together.allreduce(
+                f"{self._prefix}/gradients/{number}" + (f"/{part}" if part else ""),
+                [self._sent(place) for place in places] or [dense(self._nothing)],
+                self._reduction.op,
+                self._process_set,
+                "\n".join([*(self._labels[place] for place in places), *self._agreed]),
+            )
 
-    def _on_host(self, place: int) -> HostTensor:
+    def _sent(self, place: int) -> DenseTensor:
         sent, reduced, _ = self._given[place]
-        return on_host(sent)._replace(result=on_host(reduced).address)
+        return dense(sent)._replace(result=reduced.data_ptr())
 
     def _compressed(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The tensor to send, without gaps, and what restores the gradient from it."""
@@ -164,7 +174,7 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def reducible(reduction: GradientReduction, grad: Any, variable: Any) -> torch.Tensor:
-    """A gradient in host memory without gaps: itself, if possible.
+    """A gradient in memory without gaps: itself, if possible.
 
     Raises TypeError or NotImplementedError if keras_hvd cannot reduce it.
 
@@ -184,11 +194,11 @@ def reducible(reduction: GradientReduction, grad: Any, variable: Any) -> torch.T
                 "DistributedOptimizer, or make the layer with sparse=False"
             )
         grad = grad.to_dense()
-    if grad.device.type != "cpu":
+    if not is_known(grad):
         raise NotImplementedError(
             f"the gradient of {path(variable)!r} is on {grad.device}, and on torch "
-            "keras_hvd reduces gradients in host memory alone: set the environment "
-            "variable KERAS_TORCH_DEVICE=cpu"
+            "keras_hvd reduces gradients in host memory and on GPUs of NVIDIA's alone: "
+            "set the environment variable KERAS_TORCH_DEVICE=cpu"
         )
     if grad.is_complex():
         raise NotImplementedError(

@@ -1,0 +1,70 @@
+"""Tensors on a GPU as the engine is given them. Other tests show the results."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import keras_hvd
+from keras_hvd.backends.dense_collectives import Together
+from keras_hvd.backends.torch import gpu
+
+
+@pytest.fixture(autouse=True)
+def needs_a_gpu(request) -> None:
+    if not request.config.getoption("--stand-in-gpu"):
+        pytest.skip("needs a GPU: --stand-in-gpu")
+
+
+@pytest.fixture
+def reduced(monkeypatch) -> dict:
+    """The tensors of each group of gradients, by name."""
+    groups, plain = {}, Together.allreduce
+
+    def allreduce(self, name, tensors, *arguments, **options):
+        if "/gradients/" in name:
+            groups[name.partition("/gradients/")[2]] = tensors
+        plain(self, name, tensors, *arguments, **options)
+
+    monkeypatch.setattr(Together, "allreduce", allreduce)
+    return groups
+
+
+def updated(gradients: list[torch.Tensor]) -> list[np.ndarray]:
+    """Variables of zeros after a step with these gradients."""
+    variables = [
+        keras.Variable(torch.zeros_like(each), name=f"weight_{number}")
+        for number, each in enumerate(gradients)
+    ]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with torch.no_grad():
+        optimizer.apply(gradients, variables)
+    return [each.numpy() for each in variables]
+
+
+def test_gradients_are_reduced_in_place_on_the_stream(rank, size, reduced):
+    gradients = [torch.full((3, 2), rank + 1.0), torch.full((5,), 2.0 * rank)]
+    addresses = {each.data_ptr() for each in gradients}
+    first, second = updated(gradients)
+    [given] = reduced.values()
+    assert {each.address for each in given} == addresses
+    assert {each.stream for each in given} == {gpu.stream_of(gradients[0]).cuda_stream}
+    np.testing.assert_array_equal(first, np.full((3, 2), -(size + 1) / 2))
+    np.testing.assert_array_equal(second, np.full(5, 1.0 - size))
+
+
+def test_a_model_that_is_partly_on_the_host(rank, size, reduced, monkeypatch):
+    monkeypatch.setattr(gpu, "has", lambda tensor: tensor.dtype != torch.float64)
+    on_host, on_gpu = updated(
+        [torch.full((2,), 1.0 + rank, dtype=torch.float64), torch.full((2,), 2.0)]
+    )
+    assert [each.stream for each in reduced["0"]] == [None]
+    assert None not in [each.stream for each in reduced["0/1"]]
+    np.testing.assert_array_equal(on_host, np.full(2, -(size + 1) / 2))
+    np.testing.assert_array_equal(on_gpu, np.full(2, -2.0))
+
+
+def test_a_gradient_on_a_gpu_of_one_rank_alone(rank, monkeypatch):
+    monkeypatch.setattr(gpu, "has", lambda tensor: rank == 0)
+    with pytest.raises(keras_hvd.exceptions.MismatchError, match="GPU"):
+        updated([torch.ones(2)])
