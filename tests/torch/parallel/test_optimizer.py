@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import torch
+from torch import distributed as torch_distributed
 
 import keras_hvd
 from keras_hvd.exceptions import MismatchError
@@ -165,6 +166,21 @@ def test_refuses_optimizers_that_override_apply(size):
     optimizer = keras_hvd.DistributedOptimizer(Own(1.0))
     with pytest.raises(RuntimeError, match="of 1 gradients .* 0 were reduced"):
         updated(torch.ones(2), optimizer)
+
+
+@pytest.mark.parametrize("version", ["3.15.1", "3.16.0"])
+def test_refuses_to_reduce_what_keras_reduces(rank, size, version, monkeypatch):
+    monkeypatch.setattr(keras, "__version__", version)
+    store = torch_distributed.HashStore()
+    torch_distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        if version == "3.15.1":
+            assert updated(torch.full((2,), 2.0 * rank)).tolist() == [1.0 - size] * 2
+        else:
+            with pytest.raises(RuntimeError, match="would reduce twice"):
+                updated(torch.ones(2))
+    finally:
+        torch_distributed.destroy_process_group()
 
 
 def test_an_infinity_on_one_rank_skips_the_step_on_all(rank, size):
