@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +73,7 @@ class StepReduction:
         self._results = results
         # What is sent, where its reduction goes, and what restores the gradient.
         self._given: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
-        device = variables[0].value.device if variables else "cpu"
-        self._nothing = torch.zeros(1, device=device)
+        self._device = variables[0].value.device if variables else "cpu"
         # The streams on which gradients were computed.
         self._streams: dict[int, torch.cuda.Stream | None] = {}
         self._together = Together()
@@ -145,6 +145,10 @@ class StepReduction:
                 self._process_set,
                 "\n".join([*(self._labels[place] for place in places), *self._agreed]),
             )
+
+    @functools.cached_property
+    def _nothing(self) -> torch.Tensor:
+        return torch.zeros(1, device=self._device)
 
     def _sent(self, place: int) -> DenseTensor:
         sent, reduced, _ = self._given[place]
