@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_hvd.backends.tensorflow import freed_iterators
 from keras_hvd.backends.tensorflow.collectives import submission
 from keras_hvd.job import basics, native
 
@@ -36,6 +37,7 @@ def install() -> None:
 
     >>> install()
     """
+    freed_iterators.install()
     plain = keras.optimizers.Optimizer.apply
 
     def apply(self, grads, trainable_variables=None):

@@ -1,0 +1,47 @@
+"""Frees iterators of tf.data in a thread, so that no step waits for their threads.
+
+An iterator's autotuning thread sleeps, at last for a minute, and who frees the iterator
+wakes it and waits for its end. TensorFlow (2.21) wakes it before it marks the iterator
+as cancelled, so a thread that is quick goes to sleep again. Keras frees iterators after
+each epoch and each validation, and in a job all ranks wait for the one that sleeps.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import threading
+from typing import Any
+
+from tensorflow.python.data.ops import iterator_ops
+
+_dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+
+@functools.cache
+def install() -> None:
+    """Makes a thread free the iterators that nothing refers to any more.
+
+    Example:
+
+    >>> install()
+    """
+    iterator_ops.OwnedIterator.__del__ = _hand_over
+    _start()
+    os.register_at_fork(after_in_child=_start)
+
+
+def _start() -> None:
+    name = "keras_hvd frees iterators"
+    threading.Thread(target=_free, name=name, daemon=True).start()
+
+
+def _hand_over(iterator: Any) -> None:
+    # Nothing else may hold the resource: the last one that lets it go frees it.
+    _dropped.put(vars(iterator).pop("_iterator_resource", None))
+
+
+def _free() -> None:
+    while True:
+        _dropped.get()

@@ -1,0 +1,73 @@
+"""Iterators of tf.data that nothing needs any more keep no step waiting."""
+
+import os
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd.backends.tensorflow import freed_iterators
+
+
+class Slow:
+    """A dataset of two numbers, whose iterators take long to be freed."""
+
+    def __init__(self) -> None:
+        self.may_end, self.has_ended = threading.Event(), threading.Event()
+
+    def dataset(self) -> tf.data.Dataset:
+        def numbers():
+            try:
+                yield 1.0
+                yield 2.0
+            finally:
+                if self.may_end.wait(60):
+                    self.has_ended.set()
+
+        spec = tf.TensorSpec((), tf.float32)
+        dataset = tf.data.Dataset.from_generator(numbers, output_signature=spec)
+        # Nothing is read ahead, so the generator has not ended before.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    freed_iterators.install()
+    return Slow()
+
+
+def test_who_drops_an_iterator_does_not_wait_for_its_end(slow):
+    iterator = iter(slow.dataset())
+    assert next(iterator) == 1.0
+    del iterator
+    assert not slow.has_ended.is_set()
+    slow.may_end.set()
+    assert slow.has_ended.wait(60)
+
+
+def test_an_iterator_that_is_in_use_stays(slow):
+    slow.may_end.set()
+    iterator = iter(slow.dataset())
+    iter(slow.dataset())
+    assert [float(each) for each in iterator] == [1.0, 2.0]
+
+
+def test_a_child_that_is_forked_frees_iterators_too(slow):
+    child = os.fork()
+    if child == 0:
+        freed_iterators._dropped.put(None)
+        names = [each.name for each in threading.enumerate()]
+        os._exit(names.count("keras_hvd frees iterators"))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_a_distributed_optimizer_frees_those_of_fit_so():
+    keras_hvd.init()
+    keras_hvd.DistributedOptimizer(keras.optimizers.SGD())
+    freed = iter(tf.data.Dataset.from_tensors(np.ones(1)))
+    assert type(freed).__del__ is freed_iterators._hand_over
