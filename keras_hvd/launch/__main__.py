@@ -30,6 +30,7 @@ from keras_hvd.launch.joined_hosts import JoinedHosts
 from keras_hvd.launch.joined_job import JoinedJob
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.recorded import Recorded
+from keras_hvd.launch.remote_ranks import RemoteRanks
 from keras_hvd.recording import files
 from keras_hvd.world import tls
 from keras_hvd.world.rendezvous import address as addresses
@@ -99,7 +100,11 @@ def run(options: Options) -> int:
                 options, group = _with_hosts(options, named), None
             else:
                 options = dataclasses.replace(
-                    options, node=None, report=None, status_port=None
+                    options,
+                    node=None,
+                    report=None,
+                    status_port=None,
+                    output_directory=None,
                 )
         if options.discovery_script:
             options = _discover(options)
@@ -124,7 +129,8 @@ def run(options: Options) -> int:
 
     def job(held: int, mask: set[int], kept: Recorded | None) -> Job:
         if group is not None:
-            return JoinedJob(options, own, held, mask, group=group)
+            joined_job = JoinedJob if options.join else RemoteRanks
+            return joined_job(options, own, held, mask, group=group)
         if options.least_ranks is None:
             return Job(options, own, held, mask, kept, others)
         return ElasticJob(options, own, held, mask, kept, joined=joined)

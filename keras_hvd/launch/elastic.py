@@ -3,8 +3,8 @@
 Its script calls `keras_hvd.elastic.run`. A rank whose job has failed asks here for its
 place in the next one, so it does not matter which rank has failed. Ranks that have
 failed may be started again, and others on hosts that come: such a new one waits here
-until those of the job make room for it, and all get places in another job. A rank on
-another host has a process here that stands in for it.
+until those of the job make room for it, and all get places in another job. Ranks on
+other hosts are started there, by a process that is connected with this one.
 
 Who is in which job is decided in `launch/membership.py`: here are its processes,
 connections and times.
@@ -13,7 +13,6 @@ connections and times.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import os
@@ -26,15 +25,16 @@ from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.job import settings
-from keras_hvd.launch import report, stand_in, tunnel
+from keras_hvd.launch import pipes, report
 from keras_hvd.launch.discovery import Discovery
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.job import Stage
 from keras_hvd.launch.joined_hosts import JoinedHosts
 from keras_hvd.launch.membership import Kill, Membership, Say, Start, Tell
-from keras_hvd.launch.options import Options
+from keras_hvd.launch.other_launchers import travels
 from keras_hvd.launch.output import Tail
 from keras_hvd.launch.rank import Rank
+from keras_hvd.launch.reached_hosts import SSH, ReachedHosts
 from keras_hvd.launch.slots import Slots
 from keras_hvd.launch.speaking_job import SpeakingJob
 from keras_hvd.launch.status import JobNow, RankEnd
@@ -49,6 +49,10 @@ class ElasticJob(SpeakingJob):
         super().__init__(*arguments)
         self._joined_hosts = joined
         options, job = self._options, self._node_ranks.job
+        self._hosts: JoinedHosts | ReachedHosts | None = joined
+        if options.hosts and joined is None:
+            agent = options.launch_agent or (*SSH, *options.ssh_options)
+            self._hosts = ReachedHosts(agent, {**os.environ, **options.variables})
         self._discovery: Discovery | None = None
         if options.discovery_script:
             self._discovery = Discovery(options.discovery_script, options.slots)
@@ -70,9 +74,15 @@ class ElasticJob(SpeakingJob):
         self._ended_ones: list[Tail] = []
         # Where the ranks of the first job meet.
         self._meeting_place = ""
+        # Where the output of ranks on other hosts is to be written: by a rank's number,
+        # the count of its starts, and the descriptor.
+        self._ends: dict[tuple[int, ...], int] = {}
         self._listen(job)
         if joined is not None:
-            self._selector.register(joined, selectors.EVENT_READ, self._on_hosts)
+            joined.on_change = self._on_hosts
+        if self._hosts is not None:
+            self._hosts.on_told, self._hosts.on_lost = self._on_told, self._on_lost
+            self._selector.register(self._hosts, selectors.EVENT_READ, self._poll_hosts)
 
     # ---- The environment of ranks
 
@@ -82,14 +92,15 @@ class ElasticJob(SpeakingJob):
         given = super()._environment(here)
         del given["KERAS_HVD_REQUIRE_SIZE"]
         environment = {**given, **variables, **renewal.variables()}
+        is_here = self._slots.is_here(here)
         if self._joined_hosts is not None:
             # All hosts have it, and it is sent to none.
             for name in (secret.VARIABLE, secret.FILE_VARIABLE):
-                if name in self._variables:
+                if name in self._variables and is_here:
                     environment[name] = self._variables[name]
         elif self._options.hosts:
             environment[secret.VARIABLE] = self._secret
-        if not self._slots.is_here(here):
+        if not is_here:
             for name in self._of_this_host:
                 del environment[name]
         return environment
@@ -114,43 +125,40 @@ class ElasticJob(SpeakingJob):
         return 1 if first is None else self._slots.count_at(first)
 
     def _cores_of(self, here: int) -> set[int] | None:
-        if not self._slots.is_here(here):
-            return None
         # A host may have had more slots before.
         return super()._cores_of(self._slots[here].number % self._count_here)
 
-    def _options_of(self, here: int) -> Options:
-        slot, options = self._slots[here], self._options
+    def _begin_rank(self, here: int, start: int, ends: tuple[int, int, int]) -> int:
+        host, hosts, options = self._slots[here].host, self._hosts, self._options
         if self._slots.is_here(here):
-            return options
-        told = {
-            "host": slot.host,
-            "agent": self._agent,
-            "has_secret": self._joined_hosts is not None,
-            "ranks_here": self._slots.count_at(here),
-            "local_rank": slot.number,
-            "is_bound": options.bind_to == "cores",
-            "interfaces": settings.network_interfaces(
-                {**os.environ, **options.variables}
-            ),
-        }
-        command = stand_in.command(told, options.command)
-        return dataclasses.replace(
-            options, command=tuple(command), executable=command[0]
+            return super()._begin_rank(here, start, ends)
+        assert hosts is not None, "or there would be no such slot"
+        for descriptor in (1, 2):
+            end = self._ends[here, start, descriptor] = os.dup(ends[descriptor])
+            os.set_blocking(end, False)
+        variables = self._environment(here)
+        _, renewal = self._membership.start_of(here)
+        hosts.start(
+            *(host, here, end),
+            count=start,
+            host=host,
+            command=options.command,
+            directory=os.getcwd(),
+            variables={name: variables[name] for name in variables if travels(name)},
+            renewal=renewal,
+            ranks_here=self._slots.count_at(here),
+            is_bound=options.bind_to == "cores",
+            interfaces=settings.network_interfaces({**os.environ, **options.variables}),
         )
-
-    @property
-    def _agent(self) -> Sequence[str]:
-        """Runs a command on another host."""
-        options = self._options
-        if self._joined_hosts is not None:
-            return tunnel.agent(self._node_ranks.job, self._address(0))
-        return options.launch_agent or (*stand_in.SSH, *options.ssh_options)
+        self._note(f"rank {here} is on {host}")
+        return 0
 
     def _start_rank(self, here: int, start: int = 1) -> None:
         super()._start_rank(here, start)
-        if not self._slots.is_here(here):
-            self._ranks[-1].host = self._slots[here].host
+        host, hosts = self._slots[here].host, self._hosts
+        if hosts is not None and not self._slots.is_here(here):
+            self._ranks[-1].host = host
+            self._ranks[-1].send = lambda n: hosts.ask(host, signal=[here, n])
 
     # ---- Times, signals and ends
 
@@ -159,30 +167,24 @@ class ElasticJob(SpeakingJob):
         if self._discovery is not None and self._membership.may_start:
             asks_at = self._discovery.next_time
         times = [self._membership.next_time]
-        if self._joined_hosts is not None:
-            times.append(self._joined_hosts.next_time)
+        if self._hosts is not None:
+            times.append(self._hosts.next_time)
         known = [each for each in times if each != math.inf]
         return [*super()._times(), asks_at, *known]
 
     def _act_at(self, now: float) -> None:
         super()._act_at(now)
-        if self._joined_hosts is not None:
-            self._on_hosts()
         self._membership.act()
         self._follow()
         if self._membership.may_start:
             self._discover(now)
+        if self._hosts is not None:
+            self._poll_hosts()
 
     def _enter(self, stage: Stage, patience: float) -> None:
         super()._enter(stage, patience)
         self._membership.close()
         self._follow()
-
-    def _signal_ranks(self, number: signal.Signals) -> None:
-        for one in self._ranks:
-            is_stop = number == signal.SIGSTOP and not self._slots.is_here(one.number)
-            # What stands in for a rank goes on, and tells it to stop.
-            one.signal(signal.SIGTSTP if is_stop else number)
 
     def _forward(self, number: signal.Signals) -> None:
         super()._forward(number)
@@ -214,10 +216,24 @@ class ElasticJob(SpeakingJob):
         self._ended_ones.append(ended.stderr)
         if was_member:
             self._lost[ended.number] = ended
-        # What it has started would be in its successor's way, such as processes that
-        # read data.
-        with contextlib.suppress(OSError):
-            os.killpg(ended.process, signal.SIGTERM)
+        ended.end_rest()
+
+    def _on_children(self) -> None:
+        super()._on_children()
+        # Ranks on other hosts are none.
+        self._has_children |= not super()._have_ended
+
+    @property
+    def _have_ended(self) -> bool:
+        are_awaited = self._hosts is not None and self._hosts.reached > 0
+        return super()._have_ended and not are_awaited
+
+    def _kill(self) -> None:
+        super()._kill()
+        for one in [*self._ranks]:
+            if one.host and one.status is None:
+                self._on_end(one, signal.SIGKILL)
+        self._on_children()
 
     @property
     def _is_undisturbed(self) -> bool:
@@ -239,10 +255,17 @@ class ElasticJob(SpeakingJob):
                 case Tell(number, word, rest):
                     if word == "join":
                         self._add_recording(rest)
-                    self._tell(self._words.get(number), word, **rest)
+                    self._tell_rank(number, word, rest)
                 case Say(line):
                     self._say(line)
                     self._said.append((time.time(), "change", line))
+
+    def _tell_rank(self, number: int, word: str, rest: dict[str, Any]) -> None:
+        if self._slots.is_here(number):
+            self._tell(self._words.get(number), word, **rest)
+        elif self._hosts is not None:
+            host = self._slots[number].host
+            self._hosts.ask(host, tell=number, word=word, rest=rest)
 
     def _start_one(self, number: int, count: int) -> None:
         try:
@@ -263,6 +286,9 @@ class ElasticJob(SpeakingJob):
     def _start(self) -> None:
         super()._start()
         self._generation = [*self._ranks]
+        if self._hosts is not None:
+            # Now: later, this process may have threads.
+            self._hosts.poll()
 
     def _add_recording(self, place: dict[str, Any]) -> None:
         """Adds the folder for its recording to a place in another job."""
@@ -302,23 +328,23 @@ class ElasticJob(SpeakingJob):
 
     # ---- Hosts that come and go
 
-    def _on_hosts(self) -> None:
-        assert self._joined_hosts is not None, "or nothing would be heard of them"
+    def _poll_hosts(self) -> None:
+        assert self._hosts is not None, "or nothing would be heard of them"
         try:
-            has_changed = self._joined_hosts.poll()
+            self._hosts.poll()
         except RendezvousError as error:
             self._say(f"no other host can join: {error}")
-            return
-        if has_changed:
-            self._membership.note_hosts(self._joined_hosts.named)
-            self._follow()
+
+    def _on_hosts(self, named: Sequence[HostSlots]) -> None:
+        self._membership.note_hosts(named)
+        self._follow()
 
     def _conclude(self) -> int:
         code = super()._conclude()
         if self._joined_hosts is not None:
             self._selector.unregister(self._joined_hosts)
             self._joined_hosts.end(code)
-            self._joined_hosts = None
+            self._joined_hosts = self._hosts = None
         return code
 
     def _discover(self, now: float) -> None:
@@ -355,34 +381,85 @@ class ElasticJob(SpeakingJob):
         if why:
             self._say(f"--host-discovery-script: {why}. The last list holds")
         if named is not None:
-            self._membership.note_hosts(named)
-            self._follow()
+            self._on_hosts(named)
+
+    def _on_host(self, host: str) -> list[Rank]:
+        """The ranks that run on another host; with "", on this one."""
+        return [one for one in self._ranks if one.host == host and one.status is None]
+
+    async def _on_told(self, host: str, told: dict[str, Any]) -> None:
+        """Acts on what another host says."""
+        match told:
+            case {"output": [*of], "content": str(content)}:
+                await self._show(host, tuple(of), content.encode("latin-1"))
+            case {"text": str(text)}:
+                for one in self._on_host(host)[:1]:
+                    self._show_text(one, text.encode("latin-1"))
+            case {"meets": str(place)}:
+                self._on_meeting(place)
+        for one in self._on_host(host):
+            match told:
+                case {"said": one.number, "message": message}:
+                    self._on_said(one.number, message)
+                case {"gone": one.number}:
+                    self._membership.note_gone(one.number)
+                case {"ended": one.number, "status": int(status)}:
+                    self._on_end(one, status)
+                    self._on_children()
+
+    async def _show(self, host: str, of: tuple[int, ...], content: bytes) -> None:
+        """Passes on a rank's output, whose end is an empty one."""
+        if of not in self._ends:
+            return
+        try:
+            await pipes.write(self._ends[of], content)
+        except OSError:
+            assert self._hosts is not None, "it has just written"
+            self._hosts.ask(host, close=of)
+            content = b""
+        if not content:
+            os.close(self._ends.pop(of))
+
+    def _show_text(self, one: Rank, text: bytes) -> None:
+        """Shows what is to be said of a rank on another host, as if it said so."""
+        end = self._ends.get((one.number, one.start, 2))
+        # Nobody may read it.
+        with contextlib.suppress(OSError):
+            if end is not None:
+                os.write(end, text)
+
+    def _on_lost(self, host: str, why: str, status: int) -> None:
+        """Ends the ranks of another host that is gone."""
+        for one in self._on_host(host) if host else ():
+            self._show_text(one, f"khvdrun: {why}\n".encode() if why else b"")
+            self._on_end(one, status)
+        self._on_children()
 
     # ---- Words of ranks
 
     def _on_message(self, words: Words, told: dict[str, Any]) -> None:
         if told["word"] == "meets":
-            self._on_meeting(words, told["at"])
+            self._asking.append(words)
+            self._on_meeting(told["at"])
             return
-        if told["word"] == "reach":
-            if self._joined_hosts is not None:
-                what = [told["at"], told["name"], told["command"]]
-                self._joined_hosts.ask(told["host"], reach=what)
-            return
-        if told["word"] == "here":
-            self._has_joined = True
-            if any(one.number == told.get("number") for one in self._ranks):
-                self._words[told["number"]] = words
+        number = told.get("number")
+        if told["word"] == "here" and any(one.number == number for one in self._ranks):
+            self._words[told["number"]] = words
         if (number := self._number_of(words)) is not None:
-            self._membership.note_word(number, told)
+            self._on_said(number, told)
+
+    def _on_said(self, number: int, told: dict[str, Any]) -> None:
+        self._has_joined |= told["word"] == "here"
+        self._membership.note_word(number, told)
         self._follow()
 
     def _on_gone(self, number: int) -> None:
         self._membership.note_gone(number)
 
-    def _on_meeting(self, words: Words, place: str) -> None:
+    def _on_meeting(self, place: str) -> None:
         """Tells those of the first job where rank 0 is."""
         self._meeting_place = self._meeting_place or place
-        self._asking.append(words)
         if self._meeting_place:
             self._tell_where_to_meet(self._meeting_place)
+            if self._hosts is not None:
+                self._hosts.ask_all(at=self._meeting_place)

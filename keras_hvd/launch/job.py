@@ -212,25 +212,30 @@ class Job:
 
     def _start_rank(self, here: int, start: int = 1) -> None:
         """Starts this host's `here`th rank, for the `start`th time. Raises OSError."""
-        number, own = self._node_ranks.first_rank + here, self._cores_of(here)
-        started = rank.start(
-            *(number, self._options_of(here), self._environment(here), own),
-            *(self._stdout, self._stderr, start),
-        )
+        number = self._node_ranks.first_rank + here
+        begin = functools.partial(self._begin_rank, here, start)
+        outputs = self._stdout, self._stderr, start
+        self._add(rank.start(number, self._options, begin, *outputs))
+
+    def _add(self, started: Rank) -> None:
         self._ranks.append(started)
         self._streams += started.streams
+
+    def _begin_rank(self, here: int, start: int, ends: tuple[int, int, int]) -> int:
+        """Starts its process, with these descriptors; returns its id."""
+        options, own = self._options, self._cores_of(here)
+        given = options.command, options.executable, self._environment(here), own
+        process = rank.spawn(*given, ends)
         where = f", bound to cores {sorted(own)}" if own else ""
-        self._note(f"rank {number} is process {started.process}{where}")
+        number = self._node_ranks.first_rank + here
+        self._note(f"rank {number} is process {process}{where}")
+        return process
 
     def _cores_of(self, here: int) -> set[int] | None:
         """The cores for that rank alone; None for any."""
         if self._options.bind_to != "cores":
             return None
         return cores.shares(self._count_here)[here]
-
-    def _options_of(self, here: int) -> Options:
-        """The options with the command for that rank."""
-        return self._options
 
     def _environment(self, here: int) -> dict[str, str]:
         """The variables of the rank that is started as this host's `here`th."""
@@ -478,7 +483,7 @@ class Job:
         self._stopped = [
             one.number
             for one in self._ranks
-            if one.status is None and processes.is_stopped(one.process)
+            if one.status is None and not one.host and processes.is_stopped(one.process)
         ]
         self._signal_ranks(signal.SIGTERM)
         self._signal_ranks(signal.SIGCONT)

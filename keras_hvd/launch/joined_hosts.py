@@ -11,14 +11,15 @@ import contextlib
 import dataclasses
 import select
 import time
+from collections.abc import Callable
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch.hosts import HostSlots
+from keras_hvd.launch.other_hosts import LOST, Host, OtherHosts
 from keras_hvd.launch.talk import PATIENCE_SECONDS, Talk
 from keras_hvd.world.rendezvous import connection, gathering
 from keras_hvd.world.rendezvous.connection import ProvenConnection
-from keras_hvd.world.rendezvous.event_loop import EventLoop
 from keras_hvd.world.rendezvous.gathering import Group
 from keras_hvd.world.rendezvous.listener import Listener
 from keras_hvd.world.rendezvous.messages import MessageError
@@ -35,16 +36,13 @@ _TWICE = (
 )
 
 
-@dataclasses.dataclass
-class _Host:
-    """Another host, as long as it is connected."""
-
-    talk: Talk
+@dataclasses.dataclass(eq=False)
+class _Host(Host):
     number: int
     slots: int
 
 
-class JoinedHosts:
+class JoinedHosts(OtherHosts[_Host]):
     """The hosts that have joined so far.
 
     Only one process may use it. Others that have inherited its connections keep them
@@ -56,17 +54,17 @@ class JoinedHosts:
     """
 
     def __init__(self, group: Group, slots: int):
+        super().__init__()
         (self.place,) = group.addresses
         """Where this host listens."""
+        self.on_change: Callable[[list[HostSlots]], None] = lambda named: None
+        """Called when there are other hosts than before."""
         self._own = HostSlots("", slots)
         self._group = group
-        self._loop = EventLoop()
         proving = connection.proving(group.key, group.tls, group.is_expected)
         self._listener = Listener(self._loop, proving, self._welcome)
         self._listening_at: list[str] = []
-        self._hosts: dict[str, _Host] = {}
         self._times: collections.Counter[int] = collections.Counter()
-        self._has_changed = False
 
     def wait_for_all(self, least: int) -> list[HostSlots]:
         """The hosts, once there are as many as are wanted, with so many slots.
@@ -87,7 +85,6 @@ class JoinedHosts:
                 why = self._missing(least)
                 self._tell_all(refused=why)
                 raise NotMetError(why)
-        self._has_changed = False
         return self.named
 
     @property
@@ -111,30 +108,6 @@ class JoinedHosts:
         others = [HostSlots(name, each.slots) for name, each in by_number]
         return [self._own, *(each for each in others if each.slots)]
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do."""
-        return self._loop.fileno()
-
-    @property
-    def next_time(self) -> float:
-        """When `poll` has something to do at the latest, by `time.monotonic`."""
-        return self._loop.next_time
-
-    def poll(self) -> bool:
-        """Hears the hosts; returns whether there are others than before.
-
-        Raises RendezvousError once no other one can join.
-        """
-        self._loop.poll()
-        has_changed, self._has_changed = self._has_changed, False
-        return has_changed
-
-    def ask(self, host: str, **message: Any) -> None:
-        """Sends a host a message, if it is still there."""
-        if host in self._hosts:
-            self._hosts[host].talk.say(**message)
-            self._loop.poll()
-
     def end(self, code: int) -> None:
         """Tells all hosts how the job has ended."""
         self._tell_all(end=code, why="")
@@ -142,14 +115,13 @@ class JoinedHosts:
 
     def _tell_all(self, **message: Any) -> None:
         """Tells all hosts the last that there is to say."""
-        for name in [*self._hosts]:
-            self.ask(name, **message)
+        self.ask_all(**message)
         deadline = time.monotonic() + _END_SECONDS
         while self._hosts and time.monotonic() < deadline:
             # They end the connection.
-            self._wait_until(deadline)
             with contextlib.suppress(RendezvousError):
                 self._loop.poll()
+            self._wait_until(deadline)
 
     def _wait_until(self, deadline: float) -> None:
         """Waits until there is something to do, or for the deadline."""
@@ -191,12 +163,15 @@ class JoinedHosts:
         again = "-" + str(self._times[number])
         name = f"node{number}{again if again != '-1' else ''}@{host_name}"
         host = self._hosts[name] = _Host(talk, number, slots)
-        self._has_changed = True
+        self.on_change(self.named)
         try:
             while True:
-                if "leaves" in await talk.hear():
+                told = await talk.hear()
+                if "leaves" in told:
                     host.slots = 0
-                    self._has_changed = True
+                    self.on_change(self.named)
+                await self.on_told(name, told)
         finally:
             del self._hosts[name]
-            self._has_changed = True
+            self.on_lost(name, f"{name} is not connected any more", LOST)
+            self.on_change(self.named)

@@ -1,15 +1,13 @@
-"""The ranks of a host that has joined a membership service, or a first host.
+"""The ranks of a host that has joined a membership service.
 
-They are started as those ask for it, and go on while a service is started again. A
-signal makes them leave at their next commit.
+They are started as it asks for it, and go on while it is started again. A signal makes
+them leave at their next commit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import os
 import select
 import selectors
 import signal
@@ -20,9 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.launch import rank, report, tunnel
+from keras_hvd.launch import report
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Stage
-from keras_hvd.launch.output import Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.speaking_job import SpeakingJob
 from keras_hvd.launch.talk import Talk
@@ -30,7 +27,7 @@ from keras_hvd.world.launchers.variables import RENDEZVOUS
 from keras_hvd.world.rendezvous import connection, gathering, network_interfaces
 from keras_hvd.world.rendezvous.connection import Call, RefusedError
 from keras_hvd.world.rendezvous.event_loop import EventLoop
-from keras_hvd.world.rendezvous.gathering import Group, RendezvousClient
+from keras_hvd.world.rendezvous.gathering import Group
 from keras_hvd.world.rendezvous.messages import MessageError
 from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.renewal import Renewal, Words
@@ -52,29 +49,27 @@ _AT_ITS_START = {
 _END_SECONDS = 2.0
 
 
-class _Service:
-    """The connection with the service, or with the one that is started after it.
+class Decider:
+    """The connection with who decides which ranks run here.
 
     Args:
-        group: where and how it is reached.
         hello: makes the first message.
         on_told: acts on a message, and also on `lost`, the end of the connection, and
             on `gone`, the end of all patience, with what is to be said of it.
     """
 
-    name = "the membership service"
+    place = ""
+    """The other end, in messages."""
 
     def __init__(
         self,
-        group: Group,
         hello: Callable[[], dict[str, Any]],
         on_told: Callable[[dict[str, Any]], None],
     ):
         self.own_address = ""
         """This host's, as it is reached from there."""
-        self.place = f"{self.name} at {group.place}"
-        self._group = group
-        self._patience = group.timeout
+        self.patience = 0.0
+        """The seconds for which another one is waited for."""
         self._hello = hello
         self._on_told = on_told
         self._talk: Talk | None = None
@@ -99,11 +94,16 @@ class _Service:
         if self._talk is not None:
             self._talk.say(**message)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether all that was said is sent."""
+        return self._talk is None or self._talk.is_silent
+
     def close(self) -> None:
         """Ends it, once all that was said is sent."""
         deadline = time.monotonic() + _END_SECONDS
         self._loop.poll()
-        while self._talk is not None and not self._talk.is_silent:
+        while not self.is_silent:
             seconds = min(self._loop.next_time, deadline) - time.monotonic()
             select.select([self._loop], [], [], max(0.0, seconds))
             self._loop.poll()
@@ -112,23 +112,8 @@ class _Service:
         self._loop.close()
 
     async def _keep(self) -> None:
-        while True:
-            try:
-                talk = await self._connect()
-            except (RefusedError, RendezvousError) as error:
-                self._on_told({"refused": str(error)})
-                return
-            except OSError as error:
-                why = f"{error.strerror or error}, for {self._patience:g} s"
-                self._on_told({"gone": f"error: {self.place} is not there: {why}"})
-                return
-            # That may be an address that other hosts do not reach.
-            self.own_address = network_interfaces.reached_as(
-                [talk.own_address], self._group.interfaces
-            )
-            how = await self._hear(talk)
-            until = f"another one is awaited for {self._patience:g} s"
-            self._on_told({"lost": f"{self.place} is lost: {how}; {until}"})
+        """Hears it, until there is nothing more to hear."""
+        raise NotImplementedError
 
     async def _hear(self, talk: Talk) -> str:
         """Acts on what is said, until the connection ends; returns why it did."""
@@ -138,46 +123,55 @@ class _Service:
             try:
                 while True:
                     told = await talk.hear()
-                    self._patience = told.get("patience", self._patience)
+                    self.patience = told.get("patience", self.patience)
                     self._on_told(told)
             except (OSError, MessageError) as error:
                 self._talk = None
                 return getattr(error, "strerror", None) or str(error)
 
+
+class _Service(Decider):
+    """The connection with the service, or with the one that is started after it."""
+
+    def __init__(self, group: Group, *arguments: Any):
+        super().__init__(*arguments)
+        self.place = f"the membership service at {group.place}"
+        self.patience = group.timeout
+        self._group = group
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                talk = await self._connect()
+            except (RefusedError, RendezvousError) as error:
+                self._on_told({"refused": str(error)})
+                return
+            except OSError as error:
+                why = f"{error.strerror or error}, for {self.patience:g} s"
+                self._on_told({"gone": f"error: {self.place} is not there: {why}"})
+                return
+            how = await self._hear(talk)
+            until = f"another one is awaited for {self.patience:g} s"
+            self._on_told({"lost": f"{self.place} is lost: {how}; {until}"})
+
     async def _connect(self) -> Talk:
         group = self._group
         call = Call(group.key, Purpose.MEMBERSHIP, 1, 0, group.sources(), group.tls)
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         proven = await connection.connect(call, group.resolved, deadline)
         why = gathering.difference_of("the service", proven, "this host", group)
         if why:
             raise RendezvousError(why)
+        # That may be an address that other hosts do not reach.
+        name = proven.stream.socket.getsockname()[0]
+        self.own_address = network_interfaces.reached_as([name], group.interfaces)
         return Talk(self._loop, proven)
-
-
-class _FirstHost(_Service):
-    """The connection with the first host's `khvdrun`, with which the job ends."""
-
-    name = "node 0"
-
-    async def _keep(self) -> None:
-        deadline = time.monotonic() + self._group.timeout
-        client = RendezvousClient(self._loop, self._group, deadline)
-        with contextlib.closing(client):
-            try:
-                await client.connect()
-            except RendezvousError as error:
-                self._on_told({"gone": f"error: {error}"})
-                return
-            (proven,) = client.keep()
-        how = await self._hear(Talk(self._loop, proven))
-        self._on_told({"gone": f"{self.place} is gone: {how}"})
 
 
 class JoinedJob(SpeakingJob):
     """The part of a job that this host has."""
 
-    def __init__(self, *arguments: Any, group: Group):
+    def __init__(self, *arguments: Any, group: Group | None):
         super().__init__(*arguments)
         self._listen(self._node_ranks.job)
         self._name = ""  # this host's, in the job
@@ -186,20 +180,21 @@ class JoinedJob(SpeakingJob):
         self._asked: dict[int, dict[str, Any]] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._ends: dict[int, dict[str, Any]] = {}
-        self._tunnels = itertools.count()
         # Where the ranks of the first job meet, if rank 0 is here.
         self._offered = ""
         self._is_leaving = False
         self._code: int | None = None
-        is_first_host = group.purpose == Purpose.HOSTS
-        joined = _FirstHost if is_first_host else _Service
-        self._service = joined(group, self._hello, self._on_told)
+        self._decider = self._decider_of(group)
         events = selectors.EVENT_READ
-        self._selector.register(self._service, events, self._service.poll)
+        self._selector.register(self._decider, events, self._decider.poll)
+
+    def _decider_of(self, group: Group | None) -> Decider:
+        assert group is not None, "a service has an address"
+        return _Service(group, self._hello, self._on_told)
 
     def _start_ranks(self) -> None:
-        """Begins to reach the service, which asks for them."""
-        self._service.poll()
+        """Begins to reach who asks for them."""
+        self._decider.poll()
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -212,7 +207,7 @@ class JoinedJob(SpeakingJob):
             "meets": self._offered if self._asking else None,
         }
 
-    # ---- What the service asks for
+    # ---- What it is asked for
 
     def _on_told(self, told: dict[str, Any]) -> None:
         if self._code is not None:
@@ -224,11 +219,11 @@ class JoinedJob(SpeakingJob):
                 self._record = record
             case {"start": number}:
                 self._start_as_asked(number, told)
-            case {"kill": number}:
+            case {"signal": [number, given]}:
                 for one in self._ranks:
                     if one.number == number:
                         one.was_told = True
-                        one.signal(signal.SIGKILL)
+                        one.signal(signal.Signals(given))
             case {"tell": number, "word": word, "rest": rest}:
                 self._note_told(number, word)
                 self._tell(self._words.get(number), word, **rest)
@@ -240,30 +235,12 @@ class JoinedJob(SpeakingJob):
                 self._terminate()
             case {"end": code, "why": why}:
                 self._finish(code, why)
-            case {"reach": at_and_what}:
-                self._reach(*at_and_what)
             case {"refused": why}:
-                self._finish(TRY_AGAIN, f"error: {self._service.place} refuses: {why}")
+                self._finish(TRY_AGAIN, f"error: {self._decider.place} refuses: {why}")
             case {"lost": why}:
                 self._say(why)
             case {"gone": why}:
                 self._finish(TRY_AGAIN, why)
-
-    def _reach(self, at: str, name: str, command: str) -> None:
-        """Starts this host's end of a tunnel, which starts a rank."""
-        program = tunnel.dial(at, name, command)
-        environment = {**os.environ, **self._options.variables}
-        ends = subprocess.DEVNULL, 1, 2
-        try:
-            process = rank.spawn(program, program[0], environment, None, ends)
-        except (OSError, subprocess.SubprocessError) as error:
-            # Node 0 waits for it, but not for ever.
-            self._say(f"error: a rank cannot be started: {error}")
-            return
-        # Each has a number of its own here, and the first host knows the rank's.
-        number = next(self._tunnels)
-        self._states[number] = {}
-        self._ranks.append(Rank(number, process, [], Tail(0)))
 
     def _start_as_asked(self, number: int, told: dict[str, Any]) -> None:
         self._asked[number] = told
@@ -271,20 +248,26 @@ class JoinedJob(SpeakingJob):
         self._ends.pop(number, None)
         try:
             self._start_rank(number, told["count"])
-        except OSError as error:
-            why = f"cannot be started: {self._what_failed(error)}: {error.strerror}"
-            self._tell_of_end(number, CANNOT_START, why)
+        except (OSError, RendezvousError, subprocess.SubprocessError) as error:
+            self._on_no_start(number, error)
+
+    def _on_no_start(self, number: int, error: Exception) -> None:
+        assert isinstance(error, OSError), "khvdrun has looked at all else"
+        why = f"cannot be started: {self._what_failed(error)}: {error.strerror}"
+        self._tell_of_end(number, CANNOT_START, why)
 
     def _environment(self, here: int) -> dict[str, str]:
-        asked, given = self._asked[here], self._variables
-        address = self._service.own_address
+        given = self._variables
         return {
             **{name: given[name] for name in given if name not in _OF_OTHER_JOBS},
-            **asked["variables"],
-            **Renewal(
-                self._node_ranks.job, address=address, **asked["renewal"]
-            ).variables(),
+            **self._asked[here]["variables"],
+            **self._renewal(here, self._decider.own_address),
         }
+
+    def _renewal(self, here: int, address: str) -> dict[str, str]:
+        """What the rank is told of later jobs, as a variable."""
+        told = self._asked[here]["renewal"]
+        return Renewal(self._node_ranks.job, address=address, **told).variables()
 
     def _cores_of(self, here: int) -> set[int] | None:
         return super()._cores_of(self._asked[here]["renewal"]["slot"])
@@ -305,7 +288,7 @@ class JoinedJob(SpeakingJob):
         if told["word"] == "meets":
             self._asking.append(words)
             self._offered = self._offered or told["at"]
-            self._service.say(meets=told["at"])
+            self._decider.say(meets=told["at"])
             return
         if told["word"] == "here":
             self._has_joined = True
@@ -322,11 +305,11 @@ class JoinedJob(SpeakingJob):
                 self._states[number] |= {"waits": waits, "joined": ""}
             case {"word": "joined", "job": job}:
                 self._states[number]["joined"] = job
-        self._service.say(said=number, message=told)
+        self._decider.say(said=number, message=told)
 
     def _on_gone(self, number: int) -> None:
         self._states[number] |= {"is_here": False, "waits": None, "joined": ""}
-        self._service.say(gone=number)
+        self._decider.say(gone=number)
 
     def _on_end(self, ended: Rank, status: int) -> None:
         if not self._has_joined:
@@ -339,13 +322,12 @@ class JoinedJob(SpeakingJob):
                 stream.pump()
         self._words.pop(ended.number, None)
         self._ranks.remove(ended)
-        # What it has started would be in its successor's way.
-        with contextlib.suppress(OSError):
-            os.killpg(ended.process, signal.SIGTERM)
+        ended.end_rest()
         self._tell_of_end(
             ended.number,
             report.exit_code(ended),
             report.describe(ended),
+            status,
             was_told=ended.was_told,
             blames_a_peer=report.blames_a_peer(ended.stderr.lines()),
         )
@@ -361,13 +343,14 @@ class JoinedJob(SpeakingJob):
         number: int,
         code: int,
         what: str,
+        status: int = 0,
         was_told: bool = False,
         blames_a_peer: bool = False,
     ) -> None:
         del self._states[number]
-        how = {"code": code, "what": what, "was_told": was_told}
+        how = {"code": code, "what": what, "status": status, "was_told": was_told}
         told = self._ends[number] = {**how, "blames_a_peer": blames_a_peer}
-        self._service.say(ended=number, **told)
+        self._decider.say(ended=number, **told)
 
     # ---- Signals, times and the end
 
@@ -382,7 +365,7 @@ class JoinedJob(SpeakingJob):
                 self._kill()
             return
         self._is_leaving = True
-        self._service.say(leaves=True)
+        self._decider.say(leaves=True)
         how = ""
         if self._ranks:
             how = ": its ranks do so at their next commit. SIGINT ends them now"
@@ -391,7 +374,7 @@ class JoinedJob(SpeakingJob):
             self._finish(0)
 
     def _times(self) -> list[float | None]:
-        return [*super()._times(), self._service.next_time]
+        return [*super()._times(), self._decider.next_time]
 
     def _patience(self) -> float | None:
         patience = super()._patience()
@@ -399,7 +382,7 @@ class JoinedJob(SpeakingJob):
 
     def _act_at(self, now: float) -> None:
         super()._act_at(now)
-        self._service.poll()
+        self._decider.poll()
 
     @property
     def _is_over(self) -> bool:
@@ -424,8 +407,8 @@ class JoinedJob(SpeakingJob):
         self._on_children()
 
     def _conclude(self) -> int:
-        self._selector.unregister(self._service)
-        self._service.close()
+        self._selector.unregister(self._decider)
+        self._decider.close()
         if self._is_orphan:
             self._say("khvdrun itself was killed, and all ranks with it")
             return 128 + signal.SIGKILL

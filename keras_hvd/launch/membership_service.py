@@ -230,7 +230,7 @@ class _Service:
                     self._start_one(number, count)
                 case Kill(number, why):
                     _say(f"{self._name_of(number)} {why}: it is killed")
-                    self._say_to(number, kill=number)
+                    self._say_to(number, signal=[number, signal.SIGKILL])
                 case Tell(number, word, rest):
                     self._say_to(number, tell=number, word=word, rest=rest)
                 case Say(line):

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import termios
 import tty
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from keras_hvd.launch import processes
 from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import (
     CarriageReturnFilter,
+    Lines,
     LiveLines,
     Prefix,
     Screen,
@@ -40,7 +41,9 @@ class Rank:
     status: int | None = None  # the wait status, once it has ended
     wake: int = 0  # the round of the launcher's loop that saw its end
     was_told: bool = False  # whether the launcher had told it to end
+    start: int = 1  # how often its number was started by then
     host: str = ""  # where it runs, if that is another one
+    send: Callable[[int], None] | None = None  # there, a signal
 
     @property
     def name(self) -> str:
@@ -52,33 +55,39 @@ class Rank:
         """Sends a signal to the rank's process group, if the rank still runs."""
         if self.status is not None:
             return
+        if self.send is not None:
+            self.send(number)
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process, number)
+
+    def end_rest(self) -> None:
+        """Ends what it has started, which would be in its successor's way."""
+        if not self.host:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process, signal.SIGTERM)
 
 
 def start(
     number: int,
     options: Options,
-    environment: dict[str, str],
-    cores: set[int] | None,
+    begin: Callable[[tuple[int, int, int]], int],
     stdout: Screen,
     stderr: Screen,
     start: int = 1,
+    lines_of: Callable[[int, Options, Screen], Lines] | None = None,
 ) -> Rank:
-    """Starts rank `number` in its own session, bound to `cores` if these are given.
+    """Starts rank `number`.
 
-    Rank 0 gets the launcher's standard input and live output. `start` counts the
-    processes of this number, whose files must not replace each other. Raises OSError if
-    the command cannot be executed.
+    Rank 0 gets the launcher's standard input and live output. `begin` starts its
+    process, with these descriptors, and may raise OSError. `start` counts the processes
+    of this number, whose files must not replace each other.
     """
     is_live = number == 0
     prefix = _prefix(number, options)
     ends = [_connection(screen, is_live, prefix) for screen in (stdout, stderr)]
     try:
-        process = spawn(
-            *(options.command, options.executable, environment, cores),
-            (stdin(number), ends[0][1], ends[1][1]),
-        )
+        process = begin((stdin(number), ends[0][1], ends[1][1]))
     finally:
         for _, write_end in ends:
             os.close(write_end)
@@ -86,7 +95,7 @@ def start(
     streams = [
         Stream(
             read_end,
-            lines(number, options, screen),
+            (lines_of or lines)(number, options, screen),
             screen,
             file(options.output_directory, number, name, start),
             tail if name == "stderr" else None,
@@ -95,7 +104,7 @@ def start(
             ends, (stdout, stderr), ("stdout", "stderr"), strict=True
         )
     ]
-    return Rank(number, process, streams, tail)
+    return Rank(number, process, streams, tail, start=start)
 
 
 def spawn(

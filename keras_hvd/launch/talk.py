@@ -1,38 +1,41 @@
-"""What the `khvdrun` of a host and that which it has joined say to each other.
+"""What a host that starts ranks, and who decides which, say to each other.
 
 host:     hello     how many slots it has; and, to a service that was started again,
                     the last record, and how its ranks are
           leaves    its ranks are to leave at a commit
+          meets     a rank joins the first job: rank 0's address, if it is that
+          said      a word of a rank
+          gone      a rank runs the function no more
+          ended     a rank has ended, and how
 other:    refused   why the host cannot join
+          start     a rank, with its variables
+          signal    one for a rank
+          tell      a word for a rank
+          at        where the ranks of the first job meet
           end       the job's exit code, and why
 
-A first host besides:
+The `khvdrun` that has the job besides:
 
-first:    reach     connect to a tunnel, and run a command
+host:     output    what a rank writes; nothing more at its end
+khvdrun:  close     nobody reads that any more
 
 And a membership service:
 
 service:  patience  how long a host waits for another service
           name      the host's
           record    what another service needs to go on from here
-          start     a rank, with its variables
-          kill      a rank
-          tell      a word for a rank
-          at        where the ranks of the first job meet
           fails     the ranks end if they do not do so by themselves
           stops     they end now
-host:     meets     a rank joins the first job: rank 0's address, if it is that
-          said      a word of a rank
-          gone      a rank runs the function no more
-          ended     a rank has ended, and how
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any
 
+from keras_hvd.launch.pipes import Pipes
 from keras_hvd.world.rendezvous import event_loop
 from keras_hvd.world.rendezvous.connection import ProvenConnection
 from keras_hvd.world.rendezvous.event_loop import EventLoop
@@ -48,18 +51,28 @@ _MOST_BYTES = 1 << 24
 
 
 class Talk:
-    """One end of such a connection. Both show that they are alive."""
+    """One end of such a connection. Both show that they are alive.
 
-    def __init__(self, loop: EventLoop, proven: ProvenConnection):
+    Args:
+        loop: is running.
+        carrier: of the messages.
+        patience: the seconds without a message after which the other end is gone.
+        may_speak: whether it sends what it has to say; if not, once that is set.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        carrier: ProvenConnection | Pipes,
+        patience: float = PATIENCE_SECONDS,
+        may_speak: bool = True,
+    ):
         self._loop = loop
-        self._proven = proven
+        self._carrier = carrier
+        self.patience = patience
+        self.may_speak = may_speak
         self._to_say: list[dict[str, Any]] = []
         self._alive = loop.start(self._show_life())
-
-    @property
-    def own_address(self) -> str:
-        """The IP address of this host."""
-        return self._proven.stream.socket.getsockname()[0]
 
     @property
     def is_silent(self) -> bool:
@@ -74,18 +87,19 @@ class Talk:
 
     async def hear(self) -> dict[str, Any]:
         """Waits for the next message. Raises OSError, MessageError."""
-        self._proven.stream.deadline = time.monotonic() + PATIENCE_SECONDS
-        return await self._proven.receive(_MOST_BYTES)
+        self._carrier.stream.deadline = time.monotonic() + self.patience
+        return await self._carrier.receive(_MOST_BYTES)
 
     def close(self) -> None:
         """Ends it."""
         self._loop.cancel(self._alive)
-        self._proven.stream.close()
+        self._carrier.stream.close()
 
     async def _send(self) -> None:
+        await event_loop.until(lambda: self.may_speak, math.inf)
         with contextlib.suppress(OSError):
             while self._to_say:
-                await self._proven.send(self._to_say[0])
+                await self._carrier.send(self._to_say[0])
                 del self._to_say[0]
 
     async def _show_life(self) -> None:

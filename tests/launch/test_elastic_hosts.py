@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import network
 import pytest
@@ -322,3 +323,42 @@ def test_a_command_that_a_host_lacks_is_said(start):
         _, err = job.communicate(timeout=100)
     assert job.returncode == 127
     assert "cannot execute 'no-such-command' in " in err
+
+
+def test_a_signal_ends_ranks_whose_host_is_not_reached_so_far(start, khvdrun, tmp_path):
+    waits = tmp_path / "waits"
+    waits.write_text("#!/bin/sh\nexec sleep 1000\n")
+    waits.chmod(0o755)
+    options, agent = "-np 2 --min-np 2 -H H1:1,H2:1", f"--launch-agent {waits}"
+    with start(options, program=["true"], agent=agent) as job:
+        while sum("sleep 1000" in each for each in khvdrun.processes()) < 2:
+            time.sleep(0.1)
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=20)
+    assert job.returncode == 128 + signal.SIGINT
+    assert err == "khvdrun: the job was ended by SIGINT\n"
+
+
+WITHOUT_END = "while True: print('x' * 1000)"
+
+
+def test_ranks_of_other_hosts_see_that_nobody_reads(start):
+    """As ranks of this host do."""
+    program = sys.executable, "-c", WITHOUT_END
+    with start("-np 2 --min-np 2 -H H1:1,H2:1", program=program) as job:
+        job.stdout.readline()
+        job.stdout.close()
+        err = job.stderr.read()
+    assert job.returncode == 1
+    assert "BrokenPipeError" in err
+
+
+def test_output_waits_for_its_reader(start, khvdrun):
+    """It is complete, and meanwhile the ranks are there."""
+    program = sys.executable, "-c", "print(('x' * 99 + '\\n') * 100_000)"
+    with start("-np 2 --min-np 2 -H H1:1,H2:1", program=program) as job:
+        time.sleep(5)
+        assert len([each for each in khvdrun.processes() if "'x' * 99" in each]) >= 2
+        out, err = job.communicate(timeout=100)
+    assert (job.returncode, err) == (0, "")
+    assert out.count("x" * 99 + "\n") == 200_000

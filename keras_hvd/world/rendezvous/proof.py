@@ -50,7 +50,6 @@ class Purpose(enum.IntEnum):
     NODES = 4  # the khvdruns of a job meet
     CALL = 5  # a rank speaks with the process that called `run`
     HOSTS = 6  # the khvdrun of a host joins a job
-    TUNNEL = 7  # a rank on such a host
     MEMBERSHIP = 8  # the khvdrun of a host joins the job of a membership service
 
 
