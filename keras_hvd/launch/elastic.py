@@ -82,7 +82,8 @@ class ElasticJob(SpeakingJob):
             joined.on_change = self._on_hosts
         if self._hosts is not None:
             self._hosts.on_told, self._hosts.on_lost = self._on_told, self._on_lost
-            self._selector.register(self._hosts, selectors.EVENT_READ, self._poll_hosts)
+            loop = self._hosts.loop
+            self._selector.register(loop, selectors.EVENT_READ, self._poll_hosts)
 
     # ---- The environment of ranks
 
@@ -168,7 +169,7 @@ class ElasticJob(SpeakingJob):
             asks_at = self._discovery.next_time
         times = [self._membership.next_time]
         if self._hosts is not None:
-            times.append(self._hosts.next_time)
+            times.append(self._hosts.loop.next_time)
         known = [each for each in times if each != math.inf]
         return [*super()._times(), asks_at, *known]
 
@@ -288,7 +289,7 @@ class ElasticJob(SpeakingJob):
         self._generation = [*self._ranks]
         if self._hosts is not None:
             # Now: later, this process may have threads.
-            self._hosts.poll()
+            self._hosts.loop.poll()
 
     def _add_recording(self, place: dict[str, Any]) -> None:
         """Adds the folder for its recording to a place in another job."""
@@ -331,7 +332,7 @@ class ElasticJob(SpeakingJob):
     def _poll_hosts(self) -> None:
         assert self._hosts is not None, "or nothing would be heard of them"
         try:
-            self._hosts.poll()
+            self._hosts.loop.poll()
         except RendezvousError as error:
             self._say(f"no other host can join: {error}")
 
@@ -342,7 +343,7 @@ class ElasticJob(SpeakingJob):
     def _conclude(self) -> int:
         code = super()._conclude()
         if self._joined_hosts is not None:
-            self._selector.unregister(self._joined_hosts)
+            self._selector.unregister(self._joined_hosts.loop)
             self._joined_hosts.end(code)
             self._joined_hosts = self._hosts = None
         return code

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import select
 import time
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +61,7 @@ class JoinedHosts(OtherHosts[_Host]):
         self._own = HostSlots("", slots)
         self._group = group
         proving = connection.proving(group.key, group.tls, group.is_expected)
-        self._listener = Listener(self._loop, proving, self._welcome)
+        self._listener = Listener(self.loop, proving, self._welcome)
         self._listening_at: list[str] = []
         self._times: collections.Counter[int] = collections.Counter()
 
@@ -72,20 +71,19 @@ class JoinedHosts(OtherHosts[_Host]):
         Raises NotMetError.
         """
         deadline = time.monotonic() + self._group.timeout
-        self._loop.start(self._open(deadline))
-        while True:
-            try:
-                self._loop.poll()
-            except RendezvousError as error:
-                raise NotMetError(str(error)) from None
-            if len(self.named) >= self._group.count and self._slots >= least:
-                break
-            self._wait_until(deadline)
-            if time.monotonic() > deadline:
-                why = self._missing(least)
-                self._tell_all(refused=why)
-                raise NotMetError(why)
+        self.loop.start(self._open(deadline))
+        try:
+            are_there = self.loop.wait(lambda: self._are_enough(least), deadline)
+        except RendezvousError as error:
+            raise NotMetError(str(error)) from None
+        if not are_there:
+            why = self._missing(least)
+            self._tell_all(refused=why)
+            raise NotMetError(why)
         return self.named
+
+    def _are_enough(self, least: int) -> bool:
+        return len(self.named) >= self._group.count and self._slots >= least
 
     @property
     def _slots(self) -> int:
@@ -111,22 +109,14 @@ class JoinedHosts(OtherHosts[_Host]):
     def end(self, code: int) -> None:
         """Tells all hosts how the job has ended."""
         self._tell_all(end=code, why="")
-        self._loop.close()
+        self.loop.close()
 
     def _tell_all(self, **message: Any) -> None:
         """Tells all hosts the last that there is to say."""
+        self._listener.close()
         self.ask_all(**message)
-        deadline = time.monotonic() + _END_SECONDS
-        while self._hosts and time.monotonic() < deadline:
-            # They end the connection.
-            with contextlib.suppress(RendezvousError):
-                self._loop.poll()
-            self._wait_until(deadline)
-
-    def _wait_until(self, deadline: float) -> None:
-        """Waits until there is something to do, or for the deadline."""
-        seconds = min(self._loop.next_time, deadline) - time.monotonic()
-        select.select([self._loop], [], [], max(0.0, seconds))
+        # They end the connection.
+        self.loop.wait(lambda: not self._hosts, time.monotonic() + _END_SECONDS)
 
     async def _open(self, deadline: float) -> None:
         for each in await gathering.listen_for(self._group, deadline):
@@ -145,7 +135,7 @@ class JoinedHosts(OtherHosts[_Host]):
         if refusal:
             self._listener.strangers[proven.host] = refusal
             return
-        with contextlib.closing(Talk(self._loop, proven)) as talk:
+        with contextlib.closing(Talk(self.loop, proven)) as talk:
             await self._hear(talk, proven.peer)
 
     async def _hear(self, talk: Talk, number: int) -> None:

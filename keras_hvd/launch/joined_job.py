@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import select
 import selectors
 import signal
 import socket
@@ -73,21 +72,9 @@ class Decider:
         self._hello = hello
         self._on_told = on_told
         self._talk: Talk | None = None
-        self._loop = EventLoop()
-        self._loop.start(self._keep())
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do."""
-        return self._loop.fileno()
-
-    @property
-    def next_time(self) -> float:
-        """When `poll` has something to do at the latest, by `time.monotonic`."""
-        return self._loop.next_time
-
-    def poll(self) -> None:
-        """Hears the service, and sends what was said."""
-        self._loop.poll()
+        self.loop = EventLoop()
+        """Hears it, and sends what was said."""
+        self.loop.start(self._keep())
 
     def say(self, **message: Any) -> None:
         """Sends a message. Without a connection, the next hello has it."""
@@ -101,15 +88,8 @@ class Decider:
 
     def close(self) -> None:
         """Ends it, once all that was said is sent."""
-        deadline = time.monotonic() + _END_SECONDS
-        self._loop.poll()
-        while not self.is_silent:
-            seconds = min(self._loop.next_time, deadline) - time.monotonic()
-            select.select([self._loop], [], [], max(0.0, seconds))
-            self._loop.poll()
-            if time.monotonic() > deadline:
-                break
-        self._loop.close()
+        self.loop.wait(lambda: self.is_silent, time.monotonic() + _END_SECONDS)
+        self.loop.close()
 
     async def _keep(self) -> None:
         """Hears it, until there is nothing more to hear."""
@@ -165,7 +145,7 @@ class _Service(Decider):
         # That may be an address that other hosts do not reach.
         name = proven.stream.socket.getsockname()[0]
         self.own_address = network_interfaces.reached_as([name], group.interfaces)
-        return Talk(self._loop, proven)
+        return Talk(self.loop, proven)
 
 
 class JoinedJob(SpeakingJob):
@@ -186,7 +166,7 @@ class JoinedJob(SpeakingJob):
         self._code: int | None = None
         self._decider = self._decider_of(group)
         events = selectors.EVENT_READ
-        self._selector.register(self._decider, events, self._decider.poll)
+        self._selector.register(self._decider.loop, events, self._decider.loop.poll)
 
     def _decider_of(self, group: Group | None) -> Decider:
         assert group is not None, "a service has an address"
@@ -194,7 +174,7 @@ class JoinedJob(SpeakingJob):
 
     def _start_ranks(self) -> None:
         """Begins to reach who asks for them."""
-        self._decider.poll()
+        self._decider.loop.poll()
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -374,7 +354,7 @@ class JoinedJob(SpeakingJob):
             self._finish(0)
 
     def _times(self) -> list[float | None]:
-        return [*super()._times(), self._decider.next_time]
+        return [*super()._times(), self._decider.loop.next_time]
 
     def _patience(self) -> float | None:
         patience = super()._patience()
@@ -382,7 +362,7 @@ class JoinedJob(SpeakingJob):
 
     def _act_at(self, now: float) -> None:
         super()._act_at(now)
-        self._decider.poll()
+        self._decider.loop.poll()
 
     @property
     def _is_over(self) -> bool:
@@ -407,7 +387,7 @@ class JoinedJob(SpeakingJob):
         self._on_children()
 
     def _conclude(self) -> int:
-        self._selector.unregister(self._decider)
+        self._selector.unregister(self._decider.loop)
         self._decider.close()
         if self._is_orphan:
             self._say("khvdrun itself was killed, and all ranks with it")

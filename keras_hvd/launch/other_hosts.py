@@ -31,7 +31,8 @@ class OtherHosts(Generic[_Host]):
     """Hosts that start ranks of the job, by their names."""
 
     def __init__(self) -> None:
-        self._loop = EventLoop()
+        self.loop = EventLoop()
+        """Hears the hosts, and sends what was said."""
         self._hosts: dict[str, _Host] = {}
         self.reached = 0
         """How many end by themselves when they have no rank, and are awaited."""
@@ -39,19 +40,6 @@ class OtherHosts(Generic[_Host]):
         """Acts on a message of a host."""
         self.on_lost: Callable[[str, str, int], None] = lambda host, why, status: None
         """Called when a host is gone: says why, and the wait status of its ranks."""
-
-    def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do."""
-        return self._loop.fileno()
-
-    @property
-    def next_time(self) -> float:
-        """When `poll` has something to do at the latest, by `time.monotonic`."""
-        return self._loop.next_time
-
-    def poll(self) -> None:
-        """Hears the hosts, and sends what was said."""
-        self._loop.poll()
 
     def start(self, host: str, number: int, stderr: int, /, **told: Any) -> None:
         """Starts a rank there. Raises OSError. `stderr` is where it will write."""

@@ -65,11 +65,11 @@ class ReachedHosts(OtherHosts[_Host]):
                 os.pipe2(os.O_CLOEXEC) for _ in range(2)
             )
             # Nothing is sent before a login has ended.
-            talk = Talk(self._loop, Pipes(from_host, to_host), _LOGIN_SECONDS, False)
+            talk = Talk(self.loop, Pipes(from_host, to_host), _LOGIN_SECONDS, False)
             self._hosts[host] = _Host(talk)
             self.reached += 1
             reaching = self._reach(host, self._hosts[host], (stdin, stdout, stderr))
-            self._loop.start(reaching)
+            self.loop.start(reaching)
         self._hosts[host].ranks.add(number)
         super().start(host, number, stderr, **told)
 

@@ -48,7 +48,7 @@ class _FirstHost(Decider):
 
     async def _keep(self) -> None:
         deadline = time.monotonic() + self._group.timeout
-        client = RendezvousClient(self._loop, self._group, deadline)
+        client = RendezvousClient(self.loop, self._group, deadline)
         with contextlib.closing(client):
             try:
                 self.own_address = await client.connect()
@@ -56,7 +56,7 @@ class _FirstHost(Decider):
                 self._on_told({"gone": f"error: {error}"})
                 return
             (proven,) = client.keep()
-        how = await self._hear(Talk(self._loop, proven))
+        how = await self._hear(Talk(self.loop, proven))
         self._on_told({"gone": f"{self.place} is gone: {how}"})
 
 
@@ -73,7 +73,7 @@ class _ByPipes(Decider):
         os.dup2(2, 1)
 
     async def _keep(self) -> None:
-        await self._hear(Talk(self._loop, self._pipes, _PATIENCE_SECONDS))
+        await self._hear(Talk(self.loop, self._pipes, _PATIENCE_SECONDS))
         self._on_told({"end": 0, "why": ""})
 
 

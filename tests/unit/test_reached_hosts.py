@@ -35,7 +35,7 @@ def reach():
         hosts.start("node1", 1, 2)
         since = time.monotonic()
         while not lost:
-            hosts.poll()
+            hosts.loop.poll()
             assert time.monotonic() - since < 20
         assert not hosts.reached
         return told, lost[0]

@@ -83,7 +83,7 @@ def test_a_host_that_joins_waits_for_the_first_one_as_long_as_it_was_told():
     told, since = [], time.monotonic()
     first_host = remote_ranks._FirstHost(group, dict, told.append)
     while not told:
-        first_host.poll()
+        first_host.loop.poll()
         assert time.monotonic() - since < 20
     first_host.close()
     assert f"could not reach node 0 at {place} within 0.5 s: " in told[0]["gone"]

@@ -120,13 +120,26 @@ class EventLoop:
 
     def run(self, main: Coroutine[Any, Any, _Result]) -> _Result:
         """Runs `main`, and the coroutines that it starts, and ends those with it."""
-        task = self.start(main)
         try:
-            while not task.is_done:
-                self._step()
-            return task.result
+            return self._finish(main)
         finally:
             self.close()
+
+    def wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Runs coroutines until a condition is true; returns False after a deadline.
+
+        Example:
+
+        >>> EventLoop().wait(lambda: True, deadline=math.inf)
+        True
+        """
+        return self._finish(until(condition, deadline))
+
+    def _finish(self, main: Coroutine[Any, Any, _Result]) -> _Result:
+        task = self.start(main)
+        while not task.is_done:
+            self._step()
+        return task.result
 
     def fileno(self) -> int:
         """The descriptor that another loop watches for reading, to call `poll` then."""
