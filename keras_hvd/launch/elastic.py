@@ -31,6 +31,7 @@ from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.job import Stage
 from keras_hvd.launch.joined_hosts import JoinedHosts
 from keras_hvd.launch.membership import Kill, Membership, Say, Start, Tell
+from keras_hvd.launch.other_hosts import OtherHosts
 from keras_hvd.launch.other_launchers import travels
 from keras_hvd.launch.output import Tail
 from keras_hvd.launch.rank import Rank
@@ -49,7 +50,7 @@ class ElasticJob(SpeakingJob):
         super().__init__(*arguments)
         self._joined_hosts = joined
         options, job = self._options, self._node_ranks.job
-        self._hosts: JoinedHosts | ReachedHosts | None = joined
+        self._hosts: OtherHosts[Any] = joined or OtherHosts()
         if options.hosts and joined is None:
             agent = options.launch_agent or (*SSH, *options.ssh_options)
             self._hosts = ReachedHosts(agent, {**os.environ, **options.variables})
@@ -80,10 +81,9 @@ class ElasticJob(SpeakingJob):
         self._listen(job)
         if joined is not None:
             joined.on_change = self._on_hosts
-        if self._hosts is not None:
-            self._hosts.on_told, self._hosts.on_lost = self._on_told, self._on_lost
-            loop = self._hosts.loop
-            self._selector.register(loop, selectors.EVENT_READ, self._poll_hosts)
+        self._hosts.on_told, self._hosts.on_lost = self._on_told, self._on_lost
+        loop = self._hosts.loop
+        self._selector.register(loop, selectors.EVENT_READ, self._poll_hosts)
 
     # ---- The environment of ranks
 
@@ -130,16 +130,15 @@ class ElasticJob(SpeakingJob):
         return super()._cores_of(self._slots[here].number % self._count_here)
 
     def _begin_rank(self, here: int, start: int, ends: tuple[int, int, int]) -> int:
-        host, hosts, options = self._slots[here].host, self._hosts, self._options
+        host, options = self._slots[here].host, self._options
         if self._slots.is_here(here):
             return super()._begin_rank(here, start, ends)
-        assert hosts is not None, "or there would be no such slot"
         for descriptor in (1, 2):
             end = self._ends[here, start, descriptor] = os.dup(ends[descriptor])
             os.set_blocking(end, False)
         variables = self._environment(here)
         _, renewal = self._membership.start_of(here)
-        hosts.start(
+        self._hosts.start(
             *(host, here, end),
             count=start,
             host=host,
@@ -156,10 +155,9 @@ class ElasticJob(SpeakingJob):
 
     def _start_rank(self, here: int, start: int = 1) -> None:
         super()._start_rank(here, start)
-        host, hosts = self._slots[here].host, self._hosts
-        if hosts is not None and not self._slots.is_here(here):
-            self._ranks[-1].host = host
-            self._ranks[-1].send = lambda n: hosts.ask(host, signal=[here, n])
+        if not self._slots.is_here(here):
+            host = self._ranks[-1].host = self._slots[here].host
+            self._ranks[-1].send = lambda n: self._hosts.ask(host, signal=[here, n])
 
     # ---- Times, signals and ends
 
@@ -167,9 +165,7 @@ class ElasticJob(SpeakingJob):
         asks_at = None
         if self._discovery is not None and self._membership.may_start:
             asks_at = self._discovery.next_time
-        times = [self._membership.next_time]
-        if self._hosts is not None:
-            times.append(self._hosts.loop.next_time)
+        times = [self._membership.next_time, self._hosts.loop.next_time]
         known = [each for each in times if each != math.inf]
         return [*super()._times(), asks_at, *known]
 
@@ -179,8 +175,7 @@ class ElasticJob(SpeakingJob):
         self._follow()
         if self._membership.may_start:
             self._discover(now)
-        if self._hosts is not None:
-            self._poll_hosts()
+        self._poll_hosts()
 
     def _enter(self, stage: Stage, patience: float) -> None:
         super()._enter(stage, patience)
@@ -226,8 +221,7 @@ class ElasticJob(SpeakingJob):
 
     @property
     def _have_ended(self) -> bool:
-        are_awaited = self._hosts is not None and self._hosts.reached > 0
-        return super()._have_ended and not are_awaited
+        return super()._have_ended and not self._hosts.reached
 
     def _kill(self) -> None:
         super()._kill()
@@ -256,17 +250,13 @@ class ElasticJob(SpeakingJob):
                 case Tell(number, word, rest):
                     if word == "join":
                         self._add_recording(rest)
-                    self._tell_rank(number, word, rest)
+                    # One of these reaches it, or it has gone.
+                    self._tell(self._words.get(number), word, **rest)
+                    host = self._slots[number].host
+                    self._hosts.ask(host, tell=number, word=word, rest=rest)
                 case Say(line):
                     self._say(line)
                     self._said.append((time.time(), "change", line))
-
-    def _tell_rank(self, number: int, word: str, rest: dict[str, Any]) -> None:
-        if self._slots.is_here(number):
-            self._tell(self._words.get(number), word, **rest)
-        elif self._hosts is not None:
-            host = self._slots[number].host
-            self._hosts.ask(host, tell=number, word=word, rest=rest)
 
     def _start_one(self, number: int, count: int) -> None:
         try:
@@ -287,9 +277,8 @@ class ElasticJob(SpeakingJob):
     def _start(self) -> None:
         super()._start()
         self._generation = [*self._ranks]
-        if self._hosts is not None:
-            # Now: later, this process may have threads.
-            self._hosts.loop.poll()
+        # Now: later, this process may have threads.
+        self._poll_hosts()
 
     def _add_recording(self, place: dict[str, Any]) -> None:
         """Adds the folder for its recording to a place in another job."""
@@ -330,7 +319,6 @@ class ElasticJob(SpeakingJob):
     # ---- Hosts that come and go
 
     def _poll_hosts(self) -> None:
-        assert self._hosts is not None, "or nothing would be heard of them"
         try:
             self._hosts.loop.poll()
         except RendezvousError as error:
@@ -345,7 +333,7 @@ class ElasticJob(SpeakingJob):
         if self._joined_hosts is not None:
             self._selector.unregister(self._joined_hosts.loop)
             self._joined_hosts.end(code)
-            self._joined_hosts = self._hosts = None
+            self._joined_hosts, self._hosts = None, OtherHosts()
         return code
 
     def _discover(self, now: float) -> None:
@@ -415,7 +403,6 @@ class ElasticJob(SpeakingJob):
         try:
             await pipes.write(self._ends[of], content)
         except OSError:
-            assert self._hosts is not None, "it has just written"
             self._hosts.ask(host, close=of)
             content = b""
         if not content:
@@ -462,5 +449,4 @@ class ElasticJob(SpeakingJob):
         self._meeting_place = self._meeting_place or place
         if self._meeting_place:
             self._tell_where_to_meet(self._meeting_place)
-            if self._hosts is not None:
-                self._hosts.ask_all(at=self._meeting_place)
+            self._hosts.ask_all(at=self._meeting_place)

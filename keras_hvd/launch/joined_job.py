@@ -22,6 +22,7 @@ from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Stage
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.speaking_job import SpeakingJob
 from keras_hvd.launch.talk import Talk
+from keras_hvd.version import __version__
 from keras_hvd.world.launchers.variables import RENDEZVOUS
 from keras_hvd.world.rendezvous import connection, gathering, network_interfaces
 from keras_hvd.world.rendezvous.connection import Call, RefusedError
@@ -185,6 +186,7 @@ class JoinedJob(SpeakingJob):
             "ranks": [*self._states.items()],
             "ends": [*self._ends.items()],
             "meets": self._offered if self._asking else None,
+            "version": __version__,
         }
 
     # ---- What it is asked for

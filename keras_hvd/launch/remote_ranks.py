@@ -26,7 +26,6 @@ from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import Screen
 from keras_hvd.launch.pipes import Pipes
 from keras_hvd.launch.talk import Talk
-from keras_hvd.version import __version__
 from keras_hvd.world.launchers.variables import RENDEZVOUS
 from keras_hvd.world.rendezvous import network_interfaces, secret
 from keras_hvd.world.rendezvous.gathering import Group, RendezvousClient
@@ -112,9 +111,6 @@ class RemoteRanks(JoinedJob):
         self._outputs: dict[tuple[int, ...], _Output] = {}
         given = self._hello, self._on_told
         return _ByPipes(*given) if group is None else _FirstHost(group, *given)
-
-    def _hello(self) -> dict[str, Any]:
-        return {**super()._hello(), "version": __version__}
 
     def _on_told(self, told: dict[str, Any]) -> None:
         super()._on_told(told)
