@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,7 @@ from keras_hvd.job import settings
 from keras_hvd.job.later_jobs import VARIABLE
 from keras_hvd.world.launchers.variables import RENDEZVOUS
 from keras_hvd.world.rendezvous import address, listener, unix_socket
+from keras_hvd.world.rendezvous.event_loop import EventLoop
 
 _CHUNK_BYTES = 1 << 16
 
@@ -187,14 +189,8 @@ def connect(renewal: Renewal, turn: int) -> Words:
 
 def dial(name: str) -> socket.socket:
     """A connection with who listens at this name. Raises OSError."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connected.connect(b"\0" + f"{name}/renewal".encode())
-        if not unix_socket.is_own(connected):
-            raise PermissionError("it is a process of another user")
-    except BaseException:
-        connected.close()
-        raise
+    connected = EventLoop().run(unix_socket.connect(f"{name}/renewal", math.inf))
+    connected.setblocking(True)
     return connected
 
 
