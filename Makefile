@@ -45,6 +45,9 @@ NATIVE_TESTS := //tf_ops/... //benchmarks/simulation/...
 
 # With it each Python process imports Keras, and ends, in half the time.
 export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
+# Else each process compiles keras_hvd anew where the caller has set it, as container
+# images do.
+unexport PYTHONDONTWRITEBYTECODE
 
 COMMA := ,
 SHELL := /bin/bash
