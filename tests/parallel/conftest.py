@@ -38,7 +38,6 @@ _NUMBERS_OF_RANKS = {
     "data": {2, 3},
     "elastic": {2, 3},
     "keras": {2},
-    "keras/test_every_optimizer.py": {1, 2},
     "keras/test_gradient_tape.py": {1, 2, 3},
     "keras/test_keras_tuner.py": {1, 2},
     "keras/test_optimizer.py": {1, 2, 4},
