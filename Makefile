@@ -284,10 +284,12 @@ trainings-hosts-tests: install
 ON_TWO_HOSTS = $(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
 	$(BIN)/python -m pytest -q -x
 
+# The pages' programs are the same there.
 two-hosts-tests: install
 	KERAS_HVD_DATA_CONNECTIONS=3 \
 	$(BIN)/python tests/on_hosts.py --rate 100mbit --delay 0.1 1 1 \
-		$(BIN)/python -m pytest -q -x tests/parallel/collectives tests/parallel/test_*.py
+		$(BIN)/python -m pytest -q -x tests/parallel/collectives \
+		$(filter-out %/test_guides.py,$(wildcard tests/parallel/test_*.py))
 
 # The tests that depend on TensorFlow's version, on two ranks: all collectives, the
 # optimizer, callbacks and data. With another version: make core-tests VENV=.venv-2.18
