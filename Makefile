@@ -382,7 +382,11 @@ ray-tests: install
 spark-tests: install
 	$(if $(shell command -v java),,$(INSTALL_JAVA))
 	$(MAKE) --no-print-directory .venv-spark/.installed
-	.venv-spark/bin/python -m pytest -q tests/clusters/test_spark*.py
+	JAVA_TOOL_OPTIONS='$(OF_SHORT_JVMS)' \
+		.venv-spark/bin/python -m pytest -q tests/clusters/test_spark*.py
+
+# Its JVMs end before better code would have saved what it takes to compile.
+OF_SHORT_JVMS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 INSTALL_JAVA = apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	apt-get install -qq -y --no-install-recommends openjdk-17-jre-headless
