@@ -226,17 +226,23 @@ def without_a_session(spark: SparkSession):
     return said(keras_hvd.spark.run, len, num_proc=1)
 
 
-def runs_the_page(spark: SparkSession, folder: str):
-    """The Python blocks of docs/spark.md, with the names that they take for granted."""
+def runs_the_page(spark: SparkSession, folder: str, ranks: int):
+    """The Python blocks of docs/spark.md, with the names that they take for granted.
+
+    They run on this number of ranks.
+    """
     import keras
     import numpy as np
     import tensorflow as tf
 
     page = Path(__file__).parents[2] / "docs" / "spark.md"
     run, of_rows, estimator = re.findall(
-        r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S
+        r"^```python\n(.*?)^```$",
+        page.read_text().replace("num_proc=4", f"num_proc={ranks}"),
+        re.M | re.S,
     )
-    data = frame(spark, 48).selectExpr("a", "b", "c", "a + b + c AS y")
+    # Each partition's task imports TensorFlow, to predict.
+    data = frame(spark, 48).coalesce(2).selectExpr("a", "b", "c", "a + b + c AS y")
     x = np.random.default_rng(0).random((48, 3))
     names = globals()
     names |= {"keras": keras, "np": np, "tf": tf, "build": build}
