@@ -92,6 +92,8 @@ class TensorFlowState(ObjectState):
         for number, value in received:
             self.variables[places[number]].assign(value)
         framework.equal_start.note_given(self.variables)
+        # Also those that are as they were, after a job that failed before it had begun.
+        framework.half_applied.receive(self.variables, [False] * len(self.variables))
         super().broadcast(root_rank)
 
     def _parts(self) -> list[str]:

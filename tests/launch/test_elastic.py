@@ -142,11 +142,15 @@ def test_one_that_is_stopped_as_it_joins_is_killed(train):
     assert ended.stderr.count(" does not join the others: it is killed\n") == 1
 
 
-def test_one_that_dies_as_soon_as_it_has_joined_is_waited_for(train):
-    """What the others say of that job, which came too late, counts no more."""
+def test_one_that_dies_as_soon_as_it_has_joined_is_waited_for(train, one_process):
+    """What the others say of that job, which came too late, counts no more.
+
+    Nor does its failure: they have made no step in it, and save the model.
+    """
     words = *AGAIN, 3, "5", "3new", "joined"
-    ended, seen = train(*words, minimum=4, MEMBERS="4", **COUNTS)
+    ended, seen = train(*words, minimum=4, MEMBERS="4")
     assert ended.returncode == 0, ended.stderr
+    check_weights(seen, one_process)
     assert {each["sizes"][-1] for each in seen} == {4}
     assert {size for each in seen for size in each["sizes"]} == {4}
     assert "goes on with 4 of 4 ranks" in ended.stderr

@@ -21,12 +21,7 @@ _dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 @functools.cache
 def install() -> None:
-    """Makes a thread free the iterators that nothing refers to any more.
-
-    Example:
-
-    >>> install()
-    """
+    """Makes a thread free the iterators that nothing refers to any more."""
     iterator_ops.OwnedIterator.__del__ = _hand_over
     _start()
     os.register_at_fork(after_in_child=_start)

@@ -11,6 +11,7 @@ from keras_hvd.backends.tensorflow import (
     current_strategy,
     gpu_pinning,
     guarded_saving,
+    half_applied,
     layer_variables,
     random_numbers,
 )
