@@ -62,7 +62,7 @@ def test_a_child_that_is_forked_frees_iterators_too(slow):
     if child == 0:
         freed_iterators._dropped.put(None)
         names = [each.name for each in threading.enumerate()]
-        os._exit(names.count("keras_hvd frees iterators"))
+        os._exit(names.count(freed_iterators._NAME))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from tensorflow.python.data.ops import iterator_ops
 
+_NAME = "keras_hvd frees iterators"
+
 _dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
@@ -28,8 +30,8 @@ def install() -> None:
 
 
 def _start() -> None:
-    name = "keras_hvd frees iterators"
-    threading.Thread(target=_free, name=name, daemon=True).start()
+    # What is left at the process' end stays in the queue, which the thread holds.
+    threading.Thread(target=_free, args=(_dropped,), name=_NAME, daemon=True).start()
 
 
 def _hand_over(iterator: Any) -> None:
@@ -37,6 +39,6 @@ def _hand_over(iterator: Any) -> None:
     _dropped.put(vars(iterator).pop("_iterator_resource", None))
 
 
-def _free() -> None:
+def _free(dropped: queue.SimpleQueue[Any]) -> None:
     while True:
-        _dropped.get()
+        dropped.get()
