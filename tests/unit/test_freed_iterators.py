@@ -50,6 +50,17 @@ def test_who_drops_an_iterator_does_not_wait_for_its_end(slow):
     assert slow.has_ended.wait(60)
 
 
+def test_few_wait_to_be_freed(slow):
+    first = iter(slow.dataset())
+    next(first)
+    del first
+    for _ in range(3 * freed_iterators._MOST_WAITING):
+        iter(tf.data.Dataset.range(1))
+    assert freed_iterators._dropped.qsize() == freed_iterators._MOST_WAITING
+    slow.may_end.set()
+    assert slow.has_ended.wait(60)
+
+
 def test_an_iterator_that_is_in_use_stays(slow):
     slow.may_end.set()
     iterator = iter(slow.dataset())

@@ -18,6 +18,9 @@ from tensorflow.python.data.ops import iterator_ops
 
 _NAME = "keras_hvd frees iterators"
 
+# A loop that makes an iterator for each step must not be faster than who frees them.
+_MOST_WAITING = 8
+
 _dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
@@ -35,8 +38,9 @@ def _start() -> None:
 
 
 def _hand_over(iterator: Any) -> None:
-    # Nothing else may hold the resource: the last one that lets it go frees it.
-    _dropped.put(vars(iterator).pop("_iterator_resource", None))
+    if _dropped.qsize() < _MOST_WAITING:
+        # Nothing else may hold the resource: the last one that lets it go frees it.
+        _dropped.put(vars(iterator).pop("_iterator_resource", None))
 
 
 def _free(dropped: queue.SimpleQueue[Any]) -> None:
