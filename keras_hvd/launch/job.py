@@ -134,8 +134,9 @@ class Job:
         self._serve()
         self._finish_recording()
         # Python's own end would leave them to the system, which ends the process for
-        # them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, handled())
+        # them. To block them is not enough: a thread may be left that writes a report.
+        for each in handled():
+            signal.signal(each, signal.SIG_IGN)
         return code
 
     def _finish_recording(self) -> None:
