@@ -37,10 +37,15 @@ def _start() -> None:
     threading.Thread(target=_free, args=(_dropped,), name=_NAME, daemon=True).start()
 
 
-def _hand_over(iterator: Any) -> None:
-    if _dropped.qsize() < _MOST_WAITING:
+# By defaults: when the interpreter ends, the module's names may be gone before.
+def _hand_over(
+    iterator: Any,
+    dropped: queue.SimpleQueue[Any] = _dropped,
+    most: int = _MOST_WAITING,
+) -> None:
+    if dropped.qsize() < most:
         # Nothing else may hold the resource: the last one that lets it go frees it.
-        _dropped.put(vars(iterator).pop("_iterator_resource", None))
+        dropped.put(vars(iterator).pop("_iterator_resource", None))
 
 
 def _free(dropped: queue.SimpleQueue[Any]) -> None:
