@@ -17,7 +17,8 @@ from contenders.workloads import resnet50, resnet101, total_bytes, vgg16
 from step_figures import Figure
 from tables import Table
 
-BUCKET = 4 << 20  # bytes, as in keras_hvd/backends/buckets.py
+from keras_hvd.backends.buckets import by_size
+
 MICRO, MILLI, GIGA = 1e-6, 1e-3, 1e9
 
 
@@ -54,8 +55,8 @@ def allreduce(size: float, ranks: int, latency: float, bandwidth: float) -> floa
     return latency + 2 * (ranks - 1) / ranks * size / bandwidth if ranks > 1 else 0.0
 
 
-def buckets(sizes: Sequence[float], most: float) -> list[list[float]]:
-    """Tensors from last to first, together up to `most` bytes, or alone."""
+def fused(sizes: Sequence[float], most: float) -> list[list[float]]:
+    """Horovod's: tensors from last to first, together up to `most` bytes, or alone."""
     found: list[list[float]] = []
     for size in reversed(sizes):
         if not found or sum(found[-1]) + size > most:
@@ -214,7 +215,7 @@ def resnet50_step(
 
     return step(
         card.batch / card.speed,
-        buckets(sizes, BUCKET),
+        [[sizes[i] for i in bucket] for bucket in by_size(sizes)],
         start,
         lambda size: allreduce(size, ranks, latency, bandwidth),
         overlap,
@@ -243,7 +244,7 @@ def horovod_step(
     latency = ring_latency(ranks, 4)
     return step(
         64 / speed,
-        buckets(sizes, given.FUSION.value * (1 << 20)),
+        fused(sizes, given.FUSION.value * (1 << 20)),
         lambda _: given.CYCLE.value / 2 * MILLI,
         lambda size: allreduce(size, ranks, latency, bandwidth),
         overlap,

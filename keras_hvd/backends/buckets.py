@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-# Large enough to be worth a collective. Small enough to send the gradients of the last
-# layers while backprop works on the first.
+# A bucket ends once it has them. That is large enough to be worth a collective, and
+# small enough to send the last layers' gradients while backprop works on the first.
 _BUCKET_BYTES = 4 << 20
 
 
@@ -20,7 +20,7 @@ def by_size(
     Each group in `groups` stays whole, and is yielded when its last index comes up.
 
     >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10]))
-    [[3], [2], [1, 0]]
+    [[3, 2], [1, 0]]
     >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10], [[0, 2]]))
     [[2, 0], [3, 1]]
     >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10], last_first=False))
@@ -34,11 +34,11 @@ def by_size(
             if i == of_index[i][0]:
                 yield of_index[i]
             continue
-        if bucket and filled + sizes[i] > _BUCKET_BYTES:
-            yield bucket
-            bucket, filled = [], 0
         bucket.append(i)
         filled += sizes[i]
+        if filled >= _BUCKET_BYTES:
+            yield bucket
+            bucket, filled = [], 0
     if bucket:
         yield bucket
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_hvd.backends.buckets import by_size
-
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = CHECKOUT / "benchmarks" / "step_model.py"
 RNG = np.random.default_rng(1)
@@ -89,7 +87,7 @@ def total_of(model, sizes, overlap, compute, host, latency, bandwidth, size=1) -
     """Seconds of a step, whose buckets are those of the tensors at `size` 1."""
     found = model.step(
         compute,
-        model.buckets(sizes, model.BUCKET),
+        model.fused(sizes, 4 << 20),
         lambda _: host,
         lambda each: model.allreduce(size * each, 64, latency, bandwidth),
         overlap,
@@ -136,7 +134,7 @@ def test_steps_by_hand(model):
 
 def test_steps_equal_those_of_the_longest_path(model):
     for _ in range(50):
-        parts = model.buckets(RNG.integers(1, 8 << 20, 30).tolist(), model.BUCKET)
+        parts = model.fused(RNG.integers(1, 8 << 20, 30).tolist(), 4 << 20)
         counts, sizes = [len(each) for each in parts], [sum(each) for each in parts]
         host, reduced = RNG.uniform(0, 1e-2, (2, len(parts)))
         compute, at = RNG.uniform(0, 0.5), dict(zip(sizes, reduced))
@@ -150,11 +148,3 @@ def test_steps_equal_those_of_the_longest_path(model):
             for i in range(j + 1)
         ]
         assert found.total == pytest.approx(max(compute, *paths))
-
-
-def test_buckets_are_those_of_the_optimizer(model):
-    workloads = importlib.import_module("contenders.workloads")
-    for shapes in (workloads.resnet50(), workloads.resnet101(), workloads.vgg16()):
-        sizes = [workloads.total_bytes([shape]) for shape in shapes]
-        wanted = [[sizes[i] for i in bucket] for bucket in by_size(sizes)]
-        assert model.buckets(sizes, model.BUCKET) == wanted
