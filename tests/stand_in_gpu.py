@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from keras_hvd.backends.dense_collectives import _Pending
+from keras_hvd.backends.dense_collectives import Begun
 from keras_hvd.backends.torch import gpu
 
 CHECKOUT = Path(__file__).parents[1]
@@ -39,12 +39,12 @@ def use() -> None:
     gpu.has = lambda tensor: tensor.device.type == "cpu"
     gpu.stream_of = lambda tensor: current if gpu.has(tensor) else None
     gpu.wait_for = lambda streams: None
-    finish = _Pending.finish
+    finish = Begun.finish
 
-    def finish_and_wait(pending: _Pending) -> None:
-        finish(pending)
-        if pending.stream is not None:
+    def finish_and_wait(begun: Begun) -> None:
+        finish(begun)
+        if begun.request.stream is not None:
             with device.current():
-                device.synchronize(pending.stream)
+                device.synchronize(begun.request.stream)
 
-    _Pending.finish = finish_and_wait
+    Begun.finish = finish_and_wait

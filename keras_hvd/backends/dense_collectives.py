@@ -56,15 +56,16 @@ class Together:
     >>> import keras_hvd
     >>> keras_hvd.init()
     >>> array = np.array([1.0, 2.0])
+    >>> tensors = [DenseTensor.of_array(array)]
     >>> with Together() as collectives:
-    ...     collectives.allreduce("sums", [DenseTensor.of_array(array)], ReduceOp.Sum)
+    ...     begun = collectives.allreduce("sums", tensors, ReduceOp.Sum)
     >>> array
     array([1., 2.])
     """
 
     def __init__(self) -> None:
         self._submitter = next(_submitters)
-        self._pending: list[_Pending] = []
+        self._begun: list[Begun] = []
         # Python's functions that the engine calls, and what they have raised.
         self._called: list[Any] = []
         self._raised: BaseException | None = None
@@ -77,7 +78,7 @@ class Together:
         process_set: int = 0,
         labels: str = "",
         scales: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
+    ) -> Begun:
         """Begins to reduce a group. `labels` is a text on which the ranks must agree.
 
         `scales` multiply the elements before and after.
@@ -86,7 +87,7 @@ class Together:
         """
         for each in tensors:
             _require_type(name, "reduced", each, native.REDUCED_DTYPES)
-        self._begin(
+        return self._begin(
             native.ALLREDUCE,
             name,
             tensors,
@@ -148,14 +149,24 @@ class Together:
         """Begins to wait for the other ranks."""
         self._begin(native.BARRIER, name, [], process_set=process_set)
 
+    def again(
+        self, begun: Begun, addresses: Sequence[int], stream: int | None = None
+    ) -> None:
+        """Begins a collective that has ended, with tensors at other addresses.
+
+        Each is like the one before it, on the same device. Results go to the same
+        places. `stream` is that of tensors on a GPU.
+        """
+        begun.move(addresses, stream)
+        self._start(begun)
+
     def _begin(
         self, kind: int, name: str, tensors: Sequence[DenseTensor], **fields: Any
-    ) -> None:
-        script_end.note_collective()
+    ) -> Begun:
         streams = {each.stream for each in tensors} or {None}
         if len(streams) > 1:
             raise ValueError(f"{name!r}: tensors of several devices in one collective")
-        pending = _Pending(*streams)
+        [stream] = streams
         given = (native.Tensor * len(tensors))(*map(_given, tensors))
         request = native.Request(
             kind=kind,
@@ -163,17 +174,18 @@ class Together:
             submitter=self._submitter,
             count=len(tensors),
             tensors=given,
-            on_gpu=pending.stream is not None,
-            stream=pending.stream,
-            end=ctypes.pointer(pending.end),
+            on_gpu=stream is not None,
+            stream=stream,
             **fields,
         )
-        basics.check(
-            native.engine().khvd_begin(
-                ctypes.byref(request), ctypes.byref(pending.request)
-            )
-        )
-        self._pending.append(pending)
+        begun = Begun(request, given)
+        self._start(begun)
+        return begun
+
+    def _start(self, begun: Begun) -> None:
+        script_end.note_collective()
+        begun.begin()
+        self._begun.append(begun)
 
     def __enter__(self) -> Together:
         return self
@@ -186,7 +198,7 @@ class Together:
     ) -> None:
         first: BaseException | None = None
         # All of them: until its end the engine has a collective's memory.
-        for each in self._pending:
+        for each in self._begun:
             try:
                 each.finish()
             except exceptions.KerasHvdError as failed:
@@ -194,7 +206,7 @@ class Together:
             except BaseException as raised:
                 # By a signal's handler, while it waited.
                 first = raised
-        self._pending.clear()
+        self._begun.clear()
         self._called.clear()
         if first is None or error is not None:
             return
@@ -203,20 +215,36 @@ class Together:
         raise first
 
 
-class _Pending:
-    """A collective that has begun."""
+class Begun:
+    """A collective that has begun, and that `Together.again` begins anew."""
 
-    def __init__(self, stream: int | None):
-        self.request = ctypes.c_void_p()
-        self.end = ctypes.c_void_p()
-        self.stream = stream
+    def __init__(self, request: native.Request, tensors: Any):
+        self.request = request
+        self._tensors = tensors
+        self._running = ctypes.c_void_p()
+        self._end = ctypes.c_void_p()
+        request.end = ctypes.pointer(self._end)
+
+    def begin(self) -> None:
+        """Hands it to the engine."""
+        basics.check(
+            native.engine().khvd_begin(
+                ctypes.byref(self.request), ctypes.byref(self._running)
+            )
+        )
+
+    def move(self, addresses: Sequence[int], stream: int | None) -> None:
+        """Changes where its tensors are, and the stream of the work on them."""
+        for tensor, address in zip(self._tensors, addresses, strict=True):
+            tensor.input = address
+        self.request.stream = stream
 
     def finish(self) -> None:
         """Waits for its end, or until what follows on the stream will."""
         engine = native.engine()
-        basics.check(engine.khvd_finish(self.request))
-        if self.stream is not None:
-            basics.check(engine.khvd_await_end(self.end, self.stream))
+        basics.check(engine.khvd_finish(self._running))
+        if self.request.on_gpu:
+            basics.check(engine.khvd_await_end(self._end, self.request.stream))
 
 
 def _given(tensor: DenseTensor) -> native.Tensor:

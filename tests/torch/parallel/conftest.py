@@ -5,6 +5,7 @@ a GPU, for which libraries stand in.
 """
 
 import os
+from typing import NamedTuple
 
 import keras
 import pytest
@@ -12,6 +13,7 @@ import stand_in_gpu
 import torch
 
 import keras_hvd
+from keras_hvd.backends.dense_collectives import Begun
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +51,38 @@ def size() -> int:
     """The number of ranks."""
     assert keras_hvd.size() > 1, "these tests need a job of at least 2 ranks"
     return keras_hvd.size()
+
+
+class Group(NamedTuple):
+    """Gradients that are reduced together, as the engine is given them."""
+
+    name: str
+    addresses: list[int]
+    results: list[int]
+    stream: int | None
+
+
+@pytest.fixture
+def groups(monkeypatch) -> list[Group]:
+    """The groups of gradients whose reduction has begun, in their order."""
+    noted, plain = [], Begun.begin
+
+    def begin(self):
+        plain(self)
+        name = self.request.name.decode()
+        if "/gradients/" in name:
+            tensors = self.request.tensors[: self.request.count]
+            noted.append(
+                Group(
+                    name.partition("/gradients/")[2],
+                    [each.input for each in tensors],
+                    [each.output for each in tensors],
+                    self.request.stream,
+                )
+            )
+
+    monkeypatch.setattr(Begun, "begin", begin)
+    return noted
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import torch
 from keras_optimizers import EMA, NAMES, RATE, optimizer
 
 import keras_hvd
-from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.exceptions import MismatchError
 
 STEPS = 6
@@ -23,20 +22,6 @@ def only_traced(monkeypatch):
     """Makes torch.compile run what it traces as it is; the C++ compiler takes long."""
     plain = torch.compile
     monkeypatch.setattr(torch, "compile", lambda each: plain(each, backend="eager"))
-
-
-@pytest.fixture
-def reductions(monkeypatch) -> list[str]:
-    """The names of the reductions of gradients."""
-    names, plain = [], Together.allreduce
-
-    def noting(self, name, *arguments, **options):
-        if "/gradients/" in name:
-            names.append(name)
-        plain(self, name, *arguments, **options)
-
-    monkeypatch.setattr(Together, "allreduce", noting)
-    return names
 
 
 def gradients(step: int, rank: int) -> list[torch.Tensor]:
@@ -86,20 +71,20 @@ def require_as_alone(make, distributed, rank, size):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_updates_as_one_process(name, rank, size, only_traced, reductions):
+def test_updates_as_one_process(name, rank, size, only_traced, groups):
     distributed = keras_hvd.DistributedOptimizer
     require_as_alone(lambda: optimizer(name), distributed, rank, size)
-    assert len(reductions) == STEPS
+    assert len(groups) == STEPS
 
 
-def test_updates_with_all_arguments(rank, size, only_traced, reductions):
+def test_updates_with_all_arguments(rank, size, only_traced, groups):
     arguments = {"global_clipnorm": 0.1, "weight_decay": 0.01, **EMA}
 
     def make():
         return keras.optimizers.Adam(RATE, gradient_accumulation_steps=2, **arguments)
 
     require_as_alone(make, keras_hvd.DistributedOptimizer, rank, size)
-    assert len(reductions) == STEPS / 2
+    assert len(groups) == STEPS / 2
 
 
 def of_inner(scaling):
@@ -109,24 +94,24 @@ def of_inner(scaling):
 
 
 @pytest.mark.parametrize("distributed", [keras_hvd.DistributedOptimizer, of_inner])
-def test_updates_with_loss_scaling(distributed, rank, size, only_traced, reductions):
+def test_updates_with_loss_scaling(distributed, rank, size, only_traced, groups):
     def make():
         inner = keras.optimizers.Adam(RATE)
         return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
 
     require_as_alone(make, distributed, rank, size)
-    assert len(reductions) == STEPS
+    assert len(groups) == STEPS
 
 
-def test_a_function_that_was_compiled_before(rank, size, only_traced, reductions):
+def test_a_function_that_was_compiled_before(rank, size, only_traced, groups):
     variable = keras.Variable(np.zeros(1, "float32"))
     optimizer = keras.optimizers.SGD(1.0)
     update = torch.compile(update_of(optimizer, [variable]))
     update([torch.ones(1)])
-    assert not reductions
+    assert not groups
     keras_hvd.DistributedOptimizer(optimizer)
     update([torch.full((1,), float(rank))])
-    assert len(reductions) == 1
+    assert len(groups) == 1
     assert variable.numpy() == -1 - (size - 1) / 2
 
 
@@ -151,7 +136,7 @@ def test_synchronized_normalization(rank, size, only_traced):
     assert found.shape == rows.shape
 
 
-def test_fit(rank, size, reductions):
+def test_fit(rank, size, groups):
     """In full, with a last batch of fewer rows, weights of one rank, and a callback."""
     random = np.random.default_rng(7)
     rows, targets = random.standard_normal((size, 10, 4)), random.random((size, 10, 1))
@@ -179,7 +164,7 @@ def test_fit(rank, size, reductions):
         verbose=0,
         callbacks=[callbacks.BroadcastGlobalVariables(0), callbacks.MetricAverage()],
     ).history
-    assert len(reductions) == 6
+    assert len(groups) == 6
     for one, other in zip(alone.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
     assert len({str(each) for each in keras_hvd.allgather_object(history)}) == 1

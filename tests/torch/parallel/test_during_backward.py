@@ -1,7 +1,10 @@
 """Gradients that leave while backward computes others, and where none may."""
 
 import ctypes
+import functools
 import time
+import warnings
+import weakref
 
 import keras
 import numpy as np
@@ -9,7 +12,6 @@ import pytest
 import torch
 
 import keras_hvd
-from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import native
 
@@ -62,24 +64,17 @@ def train(model, optimizer, rank, width=4):
 
 
 @pytest.fixture
-def begun(monkeypatch) -> list[str]:
+def begun(groups, monkeypatch) -> list[str]:
     """The names of the groups of gradients that begin in backward, in their order."""
-    names, plain, plain_backward = [], Together.allreduce, torch.Tensor.backward
-    running = []
-
-    def allreduce(self, name, *arguments, **options):
-        if running and "/gradients/" in name:
-            names.append(name.partition("/gradients/")[2])
-        plain(self, name, *arguments, **options)
+    names, plain = [], torch.Tensor.backward
 
     def backward(self, *arguments, **named):
-        running.append(True)
+        before = len(groups)
         try:
-            plain_backward(self, *arguments, **named)
+            plain(self, *arguments, **named)
         finally:
-            running.pop()
+            names.extend(each.name for each in groups[before:])
 
-    monkeypatch.setattr(Together, "allreduce", allreduce)
     monkeypatch.setattr(torch.Tensor, "backward", backward)
     return names
 
@@ -89,20 +84,105 @@ def test_the_last_layers_gradients_are_reduced_before_backward_ends(rank, size, 
     assert begun == ["0", "1"]
 
 
-def test_the_engine_gets_the_gradients_themselves(rank, size, monkeypatch):
-    model, given, plain = network(), [], Together.allreduce
-
-    def allreduce(self, name, tensors, *arguments, **options):
-        given.extend((each.address, each.result) for each in tensors)
-        plain(self, name, tensors, *arguments, **options)
-
-    monkeypatch.setattr(Together, "allreduce", allreduce)
-    train(model, distributed(), rank)
+@pytest.mark.parametrize("step", [1, 2], ids=lambda step: f"step {step}")
+def test_the_engine_gets_the_gradients_themselves(step, rank, size, groups):
+    model = network()
+    model.compile(distributed(), "mse")
+    for _ in range(step):
+        model.train_on_batch(np.full((2, 4), rank + 1.0), np.zeros((2, 4)))
     grads = [layer.kernel.value.grad for layer in model.layers]
-    assert {each.data_ptr() for each in grads} <= {address for address, _ in given}
+    assert {each.data_ptr() for each in grads} == {*groups[-1].addresses}
     # They may share memory with what backward still reads, so each stays as it is.
     of_ranks = keras_hvd.allgather_object(grads[0].tolist())
     assert of_ranks[0] != of_ranks[1]
+
+
+def test_the_gradients_of_a_step_are_not_kept(rank, size, begun):
+    model = network()
+    train(model, distributed(), rank)
+    assert begun
+    grads = [weakref.ref(each.value.grad) for each in model.trainable_weights]
+    model.zero_grad()
+    assert [each() for each in grads] == [None, None]
+
+
+class Changing(keras.layers.Layer):
+    """Uses the one weight, the other or none; the one is not always in one order."""
+
+    mode = "rows"
+
+    def build(self, shape):
+        self.own, self.other = (
+            self.add_weight(shape=(4, 4), name=name) for name in ("own", "other")
+        )
+
+    def call(self, inputs):
+        if self.mode == "unused":
+            return inputs
+        if self.mode == "other":
+            return inputs @ self.other.value
+        data = self.own.value.data
+        # Its gradient then has the same order.
+        ordered = data.T.contiguous().T if self.mode == "columns" else data.contiguous()
+        self.own.value.data = ordered
+        return inputs @ self.own.value
+
+
+MODES = ["rows", "rows", "columns", "columns", "unused", "unused", "rows", "other"]
+
+
+def test_steps_whose_gradients_differ_train_as_one_process(rank, size, groups):
+    rows = np.random.default_rng(3).standard_normal((size, 4)).astype("float32")
+
+    def trained(optimizer, x):
+        keras.utils.set_random_seed(1)
+        middle = Changing()
+        model = network(middle)
+        random = np.random.default_rng(4)
+        shapes = (each.shape for each in model.weights)
+        model.set_weights([random.standard_normal(shape) for shape in shapes])
+        model.compile(optimizer, "mse")
+        for mode in MODES:
+            middle.mode = mode
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Gradients do not exist")
+                model.train_on_batch(x, np.zeros((len(x), 4)))
+        return model.get_weights()
+
+    alone = trained(keras.optimizers.SGD(0.01), rows)
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    together = trained(optimizer, rows[rank : rank + 1])
+    assert [len(each.addresses) for each in groups] == [
+        2 if mode == "unused" else 3 for mode in MODES
+    ]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_step_after_one_that_failed(rank, size):
+    middle = Changing()
+    model = network(middle)
+    model.compile(distributed(), "mse")
+    step = functools.partial(
+        model.train_on_batch, np.full((2, 4), rank + 1.0), np.zeros((2, 4))
+    )
+    step()
+    for mode, message in (("unused", "own"), ("columns", "strides")):
+        middle.mode = "rows" if rank else mode
+        with pytest.raises(MismatchError, match=message):
+            step()
+    middle.mode = "rows"
+    step()
+    first, *others = weights_of_ranks(model)
+    assert all(each == first for each in others)
+
+
+def test_a_layer_that_is_frozen_between_steps(rank, size, groups):
+    model, optimizer = network(), distributed()
+    train(model, optimizer, rank)
+    model.layers[0].trainable = False
+    train(model, optimizer, rank)
+    assert [len(each.addresses) for each in groups] == [2, 1]
 
 
 class Position(keras.layers.Layer):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import keras_hvd
-from keras_hvd.backends.dense_collectives import Together
 from keras_hvd.backends.torch import gpu
 
 
@@ -14,20 +13,6 @@ from keras_hvd.backends.torch import gpu
 def needs_a_gpu(request) -> None:
     if not request.config.getoption("--stand-in-gpu"):
         pytest.skip("needs a GPU: --stand-in-gpu")
-
-
-@pytest.fixture
-def reduced(monkeypatch) -> dict:
-    """The tensors of each group of gradients, by name."""
-    groups, plain = {}, Together.allreduce
-
-    def allreduce(self, name, tensors, *arguments, **options):
-        if "/gradients/" in name:
-            groups[name.partition("/gradients/")[2]] = tensors
-        plain(self, name, tensors, *arguments, **options)
-
-    monkeypatch.setattr(Together, "allreduce", allreduce)
-    return groups
 
 
 def updated(gradients: list[torch.Tensor]) -> list[np.ndarray]:
@@ -42,24 +27,25 @@ def updated(gradients: list[torch.Tensor]) -> list[np.ndarray]:
     return [each.numpy() for each in variables]
 
 
-def test_gradients_are_reduced_in_place_on_the_stream(rank, size, reduced):
+def test_gradients_are_reduced_in_place_on_the_stream(rank, size, groups):
     gradients = [torch.full((3, 2), rank + 1.0), torch.full((5,), 2.0 * rank)]
     addresses = {each.data_ptr() for each in gradients}
     first, second = updated(gradients)
-    [given] = reduced.values()
-    assert {each.address for each in given} == addresses
-    assert {each.stream for each in given} == {gpu.stream_of(gradients[0]).cuda_stream}
+    [group] = groups
+    assert {*group.addresses} == addresses
+    assert group.stream == gpu.stream_of(gradients[0]).cuda_stream
     np.testing.assert_array_equal(first, np.full((3, 2), -(size + 1) / 2))
     np.testing.assert_array_equal(second, np.full(5, 1.0 - size))
 
 
-def test_a_model_that_is_partly_on_the_host(rank, size, reduced, monkeypatch):
+def test_a_model_that_is_partly_on_the_host(rank, size, groups, monkeypatch):
     monkeypatch.setattr(gpu, "has", lambda tensor: tensor.dtype != torch.float64)
     on_host, on_gpu = updated(
         [torch.full((2,), 1.0 + rank, dtype=torch.float64), torch.full((2,), 2.0)]
     )
-    assert [each.stream for each in reduced["0"]] == [None]
-    assert None not in [each.stream for each in reduced["0/1"]]
+    streams = {each.name: each.stream for each in groups}
+    assert streams["0"] is None
+    assert streams["0/1"] is not None
     np.testing.assert_array_equal(on_host, np.full(2, -(size + 1) / 2))
     np.testing.assert_array_equal(on_gpu, np.full(2, -2.0))
 

@@ -27,6 +27,7 @@ from keras_hvd.backends.reduce_op import Average, Sum
 from keras_hvd.backends.torch.gradients import equal_start
 from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
 from keras_hvd.backends.variables import identity
+from keras_hvd.job import basics
 from keras_hvd.recording import recorder
 
 
@@ -50,8 +51,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-# Of each optimizer: the tensors that its reduced gradients have in every step.
-_results: weakref.WeakKeyDictionary[Any, dict[int, torch.Tensor]] = (
+# Of each optimizer: the reduction of its last step, for the next one.
+_reductions: weakref.WeakKeyDictionary[Any, EarlyReduction] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -150,34 +151,46 @@ def has_reduced(optimizer: Any) -> bool:
 
 
 class EarlyReduction:
-    """The reduction of one step's gradients, of variables that are known before."""
+    """The reduction of a step's gradients, of variables that are known before."""
 
-    def __init__(self, terms: Terms, results: dict[int, torch.Tensor]):
+    def __init__(self, terms: Terms):
         self.prefix = terms.prefix
         self._reduction = terms.reduction
-        shared = [
+        self._key = _key(terms)
+        self._is_running = False
+        # The gradients that backward has computed, by their places, and their hooks.
+        self._grads: dict[int, torch.Tensor] = {}
+        self._hooks: list[Any] = []
+        self._shared = [
             each
             for each in terms.variables
             if each.value.requires_grad and identity(each) not in terms.local
         ]
-        values = [each.value for each in shared]
-        self._places = {identity(each): place for place, each in enumerate(shared)}
+        values = [each.value for each in self._shared]
+        self._places = {
+            identity(each): place for place, each in enumerate(self._shared)
+        }
         self._step = StepReduction(
             terms.reduction,
             terms.prefix,
-            shared,
+            self._shared,
             [value.numel() * value.element_size() for value in values],
             terms.agreed,
-            results,
+            in_place=False,
         )
-        self._grads: dict[int, torch.Tensor] = {}
-        self._shared = shared
-        self._hooks: list[Any] = []
+
+    def may_begin(self, terms: Terms) -> bool:
+        """Whether it is for such a step, and the last one has ended well."""
+        return not self._is_running and self._key == _key(terms)
+
+    def begin(self) -> None:
+        """Begins a step."""
+        self._is_running = True
 
     def send_in_backward(self) -> None:
         """Sends each gradient as soon as the next backward pass has computed it."""
         for place, variable in enumerate(self._shared):
-            give = functools.partial(self._give, place, variable)
+            give = functools.partial(self._give, place)
             self._hooks.append(variable.value.register_post_accumulate_grad_hook(give))
 
     def finish(
@@ -201,6 +214,8 @@ class EarlyReduction:
             self._step.abandon()
             raise
         results = self._step.finish()
+        self._is_running = False
+        self._grads.clear()
         return [results[place] for place in places]
 
     def abandon(self) -> None:
@@ -208,17 +223,17 @@ class EarlyReduction:
         self._remove_hooks()
         self._step.abandon()
 
-    def _give(self, place: int, variable: Any, parameter: torch.Tensor) -> None:
+    def _give(self, place: int, parameter: torch.Tensor) -> None:
         grad = parameter.grad
         if self._step.has(place):
             raise _unexpected(f"computed a gradient of {self.prefix!r} twice")
         assert grad is not None, "the hook runs once there is a gradient"
         self._grads[place] = grad
-        self._step.give(place, reducible(self._reduction, grad, variable))
+        self._step.give(place, grad)
 
     def _remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 def _unexpected(what: str) -> RuntimeError:
@@ -246,7 +261,17 @@ def _begun(
 
 
 def _of_step(terms: Terms, optimizer: Any) -> EarlyReduction:
-    return EarlyReduction(terms, _results.setdefault(optimizer, {}))
+    early = _reductions.get(optimizer)
+    if early is None or not early.may_begin(terms):
+        early = _reductions[optimizer] = EarlyReduction(terms)
+    early.begin()
+    return early
+
+
+def _key(terms: Terms) -> tuple[Any, ...]:
+    """What a reduction is made for, which has to be the same to begin it again."""
+    variables = [(identity(x), x.value.requires_grad) for x in terms.variables]
+    return terms._replace(variables=variables, local={*terms.local}), basics.epoch()
 
 
 def _reduced(

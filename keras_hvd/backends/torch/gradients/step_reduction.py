@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from keras_hvd.backends.compression import NoneCompressor
-from keras_hvd.backends.dense_collectives import DenseTensor, Together
+from keras_hvd.backends.dense_collectives import Begun, DenseTensor, Together
 from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
 from keras_hvd.backends.labels import labels_of
 from keras_hvd.backends.torch import gpu
@@ -23,15 +23,17 @@ from keras_hvd.job.process_sets import number_of
 class StepReduction:
     """Reduces gradients, which are given one by one, in any order.
 
+    The next step may use it again, unless this one ended with an error: what was told
+    the engine is kept for gradients that are alike.
+
     Args:
         prefix: begins the names that match buckets between ranks.
         variables: those of the gradients. Ranks compare their labels, so a gradient
             that one rank does not give is an error on all.
         sizes: the bytes of each gradient.
         agreed: further settings that must be equal on all ranks; "" for none.
-        results: where the results go, by place, from a step before; missing ones are
-            added. None: in the place of the gradients. While backward runs, theirs may
-            be the memory of others.
+        in_place: whether results go where the gradients are. While backward runs, their
+            memory may be that of others.
 
     Example:
 
@@ -51,10 +53,11 @@ class StepReduction:
         variables: Sequence[Any],
         sizes: Sequence[int],
         agreed: str,
-        results: dict[int, torch.Tensor] | None = None,
+        in_place: bool = True,
     ):
         self._reduction = reduction
         self._prefix = prefix
+        self._variables = variables
         self._labels = labels_of([*map(path, variables)])
         self._agreed = [agreed] * bool(agreed)
         factor = reduction.gradient_predivide_factor
@@ -68,29 +71,34 @@ class StepReduction:
             for number, bucket in enumerate(self._buckets)
             for place in bucket
         }
+        self._in_place = in_place
+        self._together = Together()
+        # Of each bucket: the collective that can begin again.
+        self._kept: dict[int, _Kept] = {}
+        # Memory for the results of gradients whose own is not free for them.
+        self._rooms: dict[int, torch.Tensor] = {}
+        self._get_ready()
+
+    def _get_ready(self) -> None:
         self._waits_for = [len(bucket) for bucket in self._buckets]
         self._begun: set[int] = set()
-        self._results = results
-        # What is sent, where its reduction goes, and what restores the gradient.
-        self._given: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
-        self._device = variables[0].value.device if variables else "cpu"
+        self._given: dict[int, torch.Tensor] = {}
+        # Where reductions go, and what restores the gradients from them.
+        self._reduced: dict[int, tuple[torch.Tensor, Any]] = {}
         # The streams on which gradients were computed.
         self._streams: dict[int, torch.cuda.Stream | None] = {}
-        self._together = Together()
 
     def has(self, place: int) -> bool:
         """Whether a variable's gradient was given."""
         return place in self._given
 
     def give(self, place: int, grad: torch.Tensor) -> None:
-        """Hands over a variable's gradient, in memory without gaps."""
-        label = self._labels[place]
-        if not grad.is_contiguous():
-            # Elements are reduced in the order of memory.
-            self._labels[place] = f"{label} with strides {grad.stride()}"
-        sent, context = self._compressed(grad)
-        self._given[place] = sent, self._result(place, sent, grad), context
-        self._streams[place] = gpu.stream_of(sent)
+        """Hands over a variable's gradient.
+
+        Raises what `reducible` does, of this gradient or one before it.
+        """
+        self._given[place] = grad
+        self._streams[place] = gpu.stream_of(grad)
         bucket = self._bucket_of[place]
         self._waits_for[bucket] -= 1
         if self._waits_for[bucket] == 0:
@@ -105,10 +113,8 @@ class StepReduction:
         gpu.wait_for(self._streams.values())
         decompress = self._reduction.compression.decompress
         factor = self._reduction.gradient_predivide_factor
-        results = {
-            place: decompress(reduced, context)
-            for place, (_, reduced, context) in self._given.items()
-        }
+        results = {place: decompress(*self._reduced[place]) for place in self._given}
+        self._get_ready()
         if factor != 1:
             return {place: each.mul_(factor) for place, each in results.items()}
         return results
@@ -118,61 +124,106 @@ class StepReduction:
         with contextlib.suppress(KerasHvdError), self._together:
             pass
 
-    def _result(
-        self, place: int, sent: torch.Tensor, grad: torch.Tensor
-    ) -> torch.Tensor:
-        # A compressor may return the gradient, or a view of it.
-        if self._results is None or not _share_memory(sent, grad):
-            return sent
-        kept = self._results.get(place)
-        if kept is None or not _are_alike(kept, sent):
-            kept = self._results[place] = torch.empty_like(sent)
-        return kept
-
     def _begin(self, number: int) -> None:
         self._begun.add(number)
-        bucket = [place for place in self._buckets[number] if self.has(place)]
-        gpu.wait_for(self._streams[place] for place in bucket)
+        places = [place for place in self._buckets[number] if self.has(place)]
+        gpu.wait_for(self._streams[place] for place in places)
+        grads = [self._given[place] for place in places]
+        natures = [*map(_nature, grads)]
+        kept = self._kept.get(number)
+        if kept is None or (kept.places, kept.natures) != (places, natures):
+            self._begin_anew(number, places, natures)
+            return
+        self._reduced.update((place, (self._rooms[place], None)) for place in places)
+        stream = gpu.stream_of(grads[0])
+        self._together.again(
+            kept.begun,
+            [grad.data_ptr() for grad in grads],
+            None if stream is None else stream.cuda_stream,
+        )
+
+    def _begin_anew(self, number: int, places: list[int], natures: list[Any]) -> None:
+        sent = {place: self._sent(place) for place in places}
         # One request is of the host or of a GPU.
-        on_host = [place for place in bucket if self._streams[place] is None]
-        on_gpu = [place for place in bucket if self._streams[place] is not None]
+        on_host = [place for place in places if self._streams[place] is None]
+        on_gpu = [place for place in places if self._streams[place] is not None]
         parts = [each for each in (on_host, on_gpu) if each] or [[]]
-        for part, places in enumerate(parts):
-            self._together.allreduce(
+        for part, of_part in enumerate(parts):
+            labels = [self._label(place, sent[place]) for place in of_part]
+            begun = self._together.allreduce(
                 f"{self._prefix}/gradients/{number}" + (f"/{part}" if part else ""),
-                [self._sent(place) for place in places] or [dense(self._nothing)],
+                [self._dense(place, sent[place]) for place in of_part]
+                or [dense(self._nothing)],
                 self._reduction.op,
                 self._process_set,
-                "\n".join([*(self._labels[place] for place in places), *self._agreed]),
+                "\n".join([*labels, *self._agreed]),
             )
+        if len(parts) == 1 and places and all(map(self._is_same_next_time, places)):
+            self._kept[number] = _Kept(places, natures, begun)
+
+    def _is_same_next_time(self, place: int) -> bool:
+        """Whether a gradient that is alike would be sent by another address alone."""
+        reduced, _ = self._reduced[place]
+        compresses = self._reduction.compression is not NoneCompressor
+        return reduced is self._rooms.get(place) and not compresses
 
     @functools.cached_property
     def _nothing(self) -> torch.Tensor:
-        return torch.zeros(1, device=self._device)
+        device = self._variables[0].value.device if self._variables else "cpu"
+        return torch.zeros(1, device=device)
 
-    def _sent(self, place: int) -> DenseTensor:
-        sent, reduced, _ = self._given[place]
+    def _label(self, place: int, sent: torch.Tensor) -> str:
+        label = self._labels[place]
+        # Elements are reduced in the order of memory.
+        strided = "" if sent.is_contiguous() else f" with strides {sent.stride()}"
+        return label + strided
+
+    def _dense(self, place: int, sent: torch.Tensor) -> DenseTensor:
+        reduced, _ = self._reduced[place]
         return dense(sent)._replace(result=reduced.data_ptr())
 
-    def _compressed(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to send, without gaps, and what restores the gradient from it."""
+    def _sent(self, place: int) -> torch.Tensor:
+        """The tensor to send, without gaps; notes where its reduction goes."""
+        given = self._given[place]
+        grad = reducible(self._reduction, given, self._variables[place])
         factor = self._reduction.gradient_predivide_factor
         if factor != 1:
-            grad = grad.div_(factor) if self._results is None else grad / factor
-        if self._reduction.compression is NoneCompressor:
-            return grad, None
+            grad = grad.div_(factor) if self._in_place else grad / factor
         sent, context = self._reduction.compression.compress(grad)
-        return (sent if is_dense(sent) else sent.contiguous()), context
+        sent = sent if is_dense(sent) else sent.contiguous()
+        reduced = sent
+        # A compressor may return the gradient, or a view of it.
+        if not self._in_place and _share_memory(sent, given):
+            reduced = self._room(place, sent)
+        self._reduced[place] = reduced, context
+        return sent
+
+    def _room(self, place: int, sent: torch.Tensor) -> torch.Tensor:
+        room = self._rooms.get(place)
+        if room is None or _nature(room) != _nature(sent):
+            room = self._rooms[place] = torch.empty_like(sent)
+        return room
 
 
-def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, second = (
-        (each.dtype, each.shape, each.stride(), each.device) for each in (one, other)
-    )
-    return first == second
+class _Kept(NamedTuple):
+    """A bucket's collective that can begin again, for gradients that are alike."""
+
+    places: list[int]
+    natures: list[Any]
+    begun: Begun
+
+
+def _nature(grad: torch.Tensor) -> tuple[Any, ...] | None:
+    """What the engine was told of a gradient but its address, and what was checked."""
+    if type(grad) is not torch.Tensor or grad.layout is not torch.strided:
+        return None
+    marks = grad.is_neg(), grad.is_conj()
+    return grad.dtype, grad.shape, grad.stride(), grad.device, marks
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout != other.layout:
+        return False
     first, second = one.untyped_storage(), other.untyped_storage()
     return first.data_ptr() == second.data_ptr()
 
