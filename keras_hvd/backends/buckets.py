@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-# A bucket ends once it has them. That is large enough to be worth a collective, and
+# The bytes with which a bucket ends. That is large enough to be worth a collective, and
 # small enough to send the last layers' gradients while backprop works on the first.
-_BUCKET_BYTES = 4 << 20
+LARGE = 4 << 20
 
 
 def by_size(
@@ -36,7 +36,7 @@ def by_size(
             continue
         bucket.append(i)
         filled += sizes[i]
-        if filled >= _BUCKET_BYTES:
+        if filled >= LARGE:
             yield bucket
             bucket, filled = [], 0
     if bucket:

@@ -67,7 +67,8 @@ def from_root(
     []
     """
     sizes = [each.nbytes for each in mine]
-    parts = [*buckets.by_size(sizes, last_first=False)]
+    large = [[place] for place, size in enumerate(sizes) if size >= buckets.LARGE]
+    parts = [*buckets.by_size(sizes, large, last_first=False)]
     lengths = [sum(sizes[place] for place in part) for part in parts]
     room = np.empty(max(lengths, default=0), np.uint8)
     is_root = basics.rank() == root_rank
@@ -75,7 +76,7 @@ def from_root(
         own = [_bytes_of(mine[place]) for place in part]
         sent = room[:length]
         if is_root:
-            # One that is large is sent from where it is.
+            # One that is large is alone, and is sent from where it is.
             sent = own[0] if len(own) == 1 else np.concatenate(own, out=sent)
         broadcast_array(sent, root_rank, f"{_NAME}/{number}")
         ends = np.cumsum([each.size for each in own])

@@ -56,6 +56,19 @@ def test_at_first_all_begin_as_rank_0(state, rank):
     assert everything(state) == of_rank(0)
 
 
+def test_variables_of_all_sizes(rank):
+    lengths = 3, 700_000, 0, 5, 600_000, 1  # Two have more than 4 MiB.
+
+    def values(rank: int) -> list[np.ndarray]:
+        random = np.random.default_rng(rank)
+        return [random.standard_normal(length) for length in lengths]
+
+    state = elastic.TensorFlowState([tf.Variable(each) for each in values(rank)])
+    state.sync()
+    for variable, of_root in zip(state.variables, values(0), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), of_root)
+
+
 def test_all_go_on_from_the_rank_that_has_committed_most(state, rank, size):
     """As after a death within a commit, which some had finished."""
     last = size - 1
