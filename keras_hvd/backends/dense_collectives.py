@@ -208,10 +208,11 @@ class Together:
                 first = raised
         self._begun.clear()
         self._called.clear()
+        of_called, self._raised = self._raised, None
         if first is None or error is not None:
             return
-        if self._raised is not None:
-            raise self._raised from first
+        if of_called is not None:
+            raise of_called from first
         raise first
 
 

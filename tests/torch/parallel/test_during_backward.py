@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import time
 import warnings
 import weakref
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 import keras_hvd
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.torch.gradients import during_backward
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.job import native
 
@@ -106,6 +109,19 @@ def test_the_gradients_of_a_step_are_not_kept(rank, size, begun):
     assert [each() for each in grads] == [None, None]
 
 
+def test_a_process_set_that_is_added_again(rank, size):
+    """It then has another number; steps over its old one would fail."""
+    ranks = keras_hvd.add_process_set([0])
+    reduction = GradientReduction(process_set=ranks)
+    terms = during_backward.Terms(reduction, "sgd", network().weights, (), "")
+    early = during_backward.EarlyReduction(terms)
+    assert early.may_begin(terms)
+    keras_hvd.remove_process_set(ranks)
+    keras_hvd.add_process_set(ranks)
+    assert not early.may_begin(terms)
+    keras_hvd.remove_process_set(ranks)
+
+
 class Changing(keras.layers.Layer):
     """Uses the one weight, the other or none; the one is not always in one order."""
 
@@ -171,6 +187,10 @@ def test_a_step_after_one_that_failed(rank, size):
         middle.mode = "rows" if rank else mode
         with pytest.raises(MismatchError, match=message):
             step()
+        grads = [weakref.ref(each.value.grad) for each in model.layers[0].weights]
+        model.zero_grad()
+        gc.collect()  # The error and its frames refer to each other.
+        assert [each() for each in grads] == [None]
     middle.mode = "rows"
     step()
     first, *others = weights_of_ranks(model)

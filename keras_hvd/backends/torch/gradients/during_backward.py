@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +21,13 @@ import torch
 from keras.src.backend.torch import trainer
 
 from keras_hvd.backends.compression import NoneCompressor
-from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.gradient_reduction import KIND, GradientReduction
 from keras_hvd.backends.reduce_op import Average, Sum
 from keras_hvd.backends.torch.gradients import equal_start
 from keras_hvd.backends.torch.gradients.step_reduction import StepReduction, reducible
 from keras_hvd.backends.variables import identity
 from keras_hvd.job import basics
+from keras_hvd.job.process_sets import number_of
 from keras_hvd.recording import recorder
 
 
@@ -51,10 +51,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-# Of each optimizer: the reduction of its last step, for the next one.
-_reductions: weakref.WeakKeyDictionary[Any, EarlyReduction] = (
-    weakref.WeakKeyDictionary()
-)
+# An attribute of optimizers: the reduction of the last step, for the next one.
+_REDUCTION = "_keras_hvd_reduction"
 
 
 @functools.cache
@@ -180,7 +178,7 @@ class EarlyReduction:
         )
 
     def may_begin(self, terms: Terms) -> bool:
-        """Whether it is for such a step, and the last one has ended well."""
+        """Whether it is for such a step, and no step still uses it."""
         return not self._is_running and self._key == _key(terms)
 
     def begin(self) -> None:
@@ -210,18 +208,22 @@ class EarlyReduction:
                     self._step.give(place, dense)
                 elif self._grads[place] is not grad:
                     raise _unexpected(f"replaced a gradient of {self.prefix!r}")
+            results = self._step.finish()
         except BaseException:
-            self._step.abandon()
+            self.abandon()
             raise
-        results = self._step.finish()
-        self._is_running = False
-        self._grads.clear()
+        self._end()
         return [results[place] for place in places]
 
     def abandon(self) -> None:
         """Waits for what was sent, after an error that is about to be raised."""
         self._remove_hooks()
         self._step.abandon()
+        self._end()
+
+    def _end(self) -> None:
+        self._grads.clear()
+        self._is_running = False
 
     def _give(self, place: int, parameter: torch.Tensor) -> None:
         grad = parameter.grad
@@ -261,9 +263,9 @@ def _begun(
 
 
 def _of_step(terms: Terms, optimizer: Any) -> EarlyReduction:
-    early = _reductions.get(optimizer)
+    early = vars(optimizer).get(_REDUCTION)
     if early is None or not early.may_begin(terms):
-        early = _reductions[optimizer] = EarlyReduction(terms)
+        early = vars(optimizer)[_REDUCTION] = EarlyReduction(terms)
     early.begin()
     return early
 
@@ -271,7 +273,10 @@ def _of_step(terms: Terms, optimizer: Any) -> EarlyReduction:
 def _key(terms: Terms) -> tuple[Any, ...]:
     """What a reduction is made for, which has to be the same to begin it again."""
     variables = [(identity(x), x.value.requires_grad) for x in terms.variables]
-    return terms._replace(variables=variables, local={*terms.local}), basics.epoch()
+    # A process set that is added again gets another number.
+    number = number_of(terms.reduction.process_set, KIND)
+    local = {*terms.local}
+    return terms._replace(variables=variables, local=local), number, basics.epoch()
 
 
 def _reduced(

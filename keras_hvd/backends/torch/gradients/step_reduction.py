@@ -23,8 +23,8 @@ from keras_hvd.job.process_sets import number_of
 class StepReduction:
     """Reduces gradients, which are given one by one, in any order.
 
-    The next step may use it again, unless this one ended with an error: what was told
-    the engine is kept for gradients that are alike.
+    The next step may use it again: what was told the engine is kept for gradients that
+    are alike.
 
     Args:
         prefix: begins the names that match buckets between ranks.
@@ -123,13 +123,14 @@ class StepReduction:
         """Waits for what was sent, after an error: until then the engine has it."""
         with contextlib.suppress(KerasHvdError), self._together:
             pass
+        self._get_ready()
 
     def _begin(self, number: int) -> None:
         self._begun.add(number)
         places = [place for place in self._buckets[number] if self.has(place)]
         gpu.wait_for(self._streams[place] for place in places)
         grads = [self._given[place] for place in places]
-        natures = [*map(_nature, grads)]
+        natures = [] if self._in_place else [*map(_nature, grads)]
         kept = self._kept.get(number)
         if kept is None or (kept.places, kept.natures) != (places, natures):
             self._begin_anew(number, places, natures)
@@ -143,6 +144,8 @@ class StepReduction:
         )
 
     def _begin_anew(self, number: int, places: list[int], natures: list[Any]) -> None:
+        # Its results would go to memory that may be no longer there.
+        self._kept.pop(number, None)
         sent = {place: self._sent(place) for place in places}
         # One request is of the host or of a GPU.
         on_host = [place for place in places if self._streams[place] is None]
@@ -213,12 +216,11 @@ class _Kept(NamedTuple):
     begun: Begun
 
 
-def _nature(grad: torch.Tensor) -> tuple[Any, ...] | None:
+def _nature(grad: torch.Tensor) -> tuple[Any, ...]:
     """What the engine was told of a gradient but its address, and what was checked."""
-    if type(grad) is not torch.Tensor or grad.layout is not torch.strided:
-        return None
-    marks = grad.is_neg(), grad.is_conj()
-    return grad.dtype, grad.shape, grad.stride(), grad.device, marks
+    # One that is sparse has no strides, and is never sent as it is.
+    strides = grad.stride() if grad.layout == torch.strided else None
+    return type(grad), grad.dtype, grad.shape, strides, grad.device, grad.is_neg()
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
