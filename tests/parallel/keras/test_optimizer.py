@@ -102,7 +102,7 @@ def test_gradients_that_start_and_end_apart(
     starts,
     monkeypatch,
 ):
-    monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 1)
+    monkeypatch.setattr("keras_hvd.backends.buckets.LARGE", 1)
     keras.utils.set_random_seed(5)
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model = make_linear(optimizer, run_eagerly=run_eagerly)
@@ -186,8 +186,8 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
 # The MiB of four variables that leave together, by default and with chosen groups.
 MIB = 1 << 18  # floats
 BUCKETS = {
-    "by size": (None, [[0.5, 3], [2], [7]]),
-    "a group of one's own": ("first and fourth", [[0.5, 7], [3], [2]]),
+    "by size": (None, [[0.5, 3, 2], [7]]),
+    "a group of one's own": ("first and fourth", [[0.5, 7], [3, 2]]),
     "a number of groups": (2, [[0.5, 3], [2, 7]]),
 }
 
@@ -196,7 +196,7 @@ BUCKETS = {
 def test_buckets_leave_last_layer_first_and_free_of_each_other(
     kind, rank, size, several_ranks
 ):
-    """A bucket has 4 MiB by default."""
+    """A bucket ends once it has 4 MiB, by default."""
     groups, buckets = BUCKETS[kind]
     first, _, _, fourth = variables = [
         keras.Variable(np.zeros(int(n * MIB), "float32"), name=name)
@@ -435,7 +435,7 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
     """TensorFlow uses one trace for both; on the last rank it is the other one's."""
     if on_gpu:
         request.getfixturevalue("starts")
-    monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.backends.buckets.LARGE", 8)
     variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
@@ -462,7 +462,7 @@ def test_error_of_a_step_traced_inside_of_a_compiled_function(
 
     Else ranks that have submitted all at once would wait for it.
     """
-    monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.backends.buckets.LARGE", 8)
     names = ["a", "b" if rank == 0 else "other", "c"]
     variables = [keras.Variable([0.0, 0.0], name=name) for name in names]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
