@@ -1,7 +1,10 @@
 """Iterators of tf.data that nothing needs any more keep no step waiting."""
 
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,6 +13,8 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.backends.tensorflow import freed_iterators
+
+FOLDER = str(Path(__file__).parent)
 
 
 class Slow:
@@ -75,6 +80,39 @@ def test_a_child_that_is_forked_frees_iterators_too(slow):
         names = [each.name for each in threading.enumerate()]
         os._exit(names.count(freed_iterators._NAME))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+AT_THE_END = """
+import atexit, threading
+import tensorflow as tf
+from keras_hvd.backends.tensorflow import freed_iterators
+from test_freed_iterators import Slow
+
+slow = Slow()
+
+def tell():
+    names = [each.name for each in threading.enumerate()]
+    print(slow.has_ended.is_set(), freed_iterators._NAME in names)
+
+atexit.register(tell)  # The last to run.
+freed_iterators.install()
+iterator = iter(slow.dataset())
+next(iterator)
+del iterator
+threading.Timer(0.5, slow.may_end.set).start()
+"""
+
+
+def test_the_interpreter_ends_when_all_are_freed():
+    """A thread that is within TensorFlow then would make it abort."""
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_THE_END],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([FOLDER, *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "True False\n"), ended.stderr
 
 
 def test_a_distributed_optimizer_frees_those_of_fit_so():

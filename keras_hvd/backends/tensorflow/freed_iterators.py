@@ -8,6 +8,7 @@ each epoch and each validation, and in a job all ranks wait for the one that sle
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import queue
@@ -23,6 +24,11 @@ _MOST_WAITING = 8
 
 _dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
+# After it nothing is freed any more.
+_END = object()
+
+_thread: threading.Thread
+
 
 @functools.cache
 def install() -> None:
@@ -30,11 +36,20 @@ def install() -> None:
     iterator_ops.OwnedIterator.__del__ = _hand_over
     _start()
     os.register_at_fork(after_in_child=_start)
+    atexit.register(_end)
 
 
 def _start() -> None:
-    # What is left at the process' end stays in the queue, which the thread holds.
-    threading.Thread(target=_free, args=(_dropped,), name=_NAME, daemon=True).start()
+    global _thread
+    _thread = threading.Thread(target=_free, args=(_dropped,), name=_NAME, daemon=True)
+    _thread.start()
+
+
+def _end() -> None:
+    # Once the interpreter has ended, a thread within TensorFlow that asks for its lock
+    # is ended by an exception, which TensorFlow's code takes for a reason to abort.
+    _dropped.put(_END)
+    _thread.join()
 
 
 # By defaults: when the interpreter ends, the module's names may be gone before.
@@ -49,5 +64,5 @@ def _hand_over(
 
 
 def _free(dropped: queue.SimpleQueue[Any]) -> None:
-    while True:
-        dropped.get()
+    while dropped.get() is not _END:
+        pass
