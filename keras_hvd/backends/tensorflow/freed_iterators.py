@@ -27,6 +27,9 @@ _dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
 # After it nothing is freed any more.
 _END = object()
 
+# TensorFlow's thread sleeps for a minute at most.
+_LONGEST_SECONDS = 70.0
+
 _thread: threading.Thread
 
 
@@ -49,7 +52,7 @@ def _end() -> None:
     # Once the interpreter has ended, a thread within TensorFlow that asks for its lock
     # is ended by an exception, which TensorFlow's code takes for a reason to abort.
     _dropped.put(_END)
-    _thread.join()
+    _thread.join(_LONGEST_SECONDS)
 
 
 # By defaults: when the interpreter ends, the module's names may be gone before.
