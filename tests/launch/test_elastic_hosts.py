@@ -370,7 +370,9 @@ def test_output_waits_for_its_reader(start):
     """It is complete, and meanwhile the ranks are there."""
     program = sys.executable, "-c", "print(('x' * 99 + '\\n') * 100_000)"
     with start("-np 2 --min-np 2 -H H1:1,H2:1", program=program) as job:
+        limit = time.monotonic() + 60
         while are_blocked(program) < 2:
+            assert time.monotonic() < limit, "the ranks do not wait for their reader"
             time.sleep(0.1)
         out, err = job.communicate(timeout=100)
     assert (job.returncode, err) == (0, "")
